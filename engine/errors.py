@@ -1,0 +1,78 @@
+"""The engine's exceptions: one tree, each with the exit code of its cause.
+
+    EngineError
+    ├── ConfigError          2   the config is invalid, or asks for what this engine or machine cannot do
+    │   └── NotYet           2   a valid config whose capability this version does not have
+    ├── ModelError           3   model files are missing, truncated, of the wrong shape or of another family
+    ├── OutOfMemory          4   weights, KV cache or a step do not fit
+    ├── GraphCaptureError    5   a CUDA graph could not be captured
+    └── PortError            6   the address is taken or not ours to bind
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Exit status of `python -m engine`."""
+
+    OK = 0
+    CONFIG = 2
+    MODEL = 3
+    MEMORY = 4
+    GRAPH = 5
+    PORT = 6
+    INTERNAL = 70
+
+
+class EngineError(Exception):
+    """A problem with a known cause; its message is one line that says what to do."""
+
+    exit = Exit.INTERNAL
+    kind = "crashed"
+
+
+class ConfigError(EngineError):
+    """The config is invalid."""
+
+    exit = Exit.CONFIG
+    kind = "config"
+
+
+class NotYet(ConfigError):
+    """The config is valid, but this version of the engine cannot run it."""
+
+
+class ModelError(EngineError):
+    """Model files cannot be used."""
+
+    exit = Exit.MODEL
+    kind = "missing_file"
+
+
+class UnsupportedModel(ModelError):
+    """The model's family or feature is not implemented."""
+
+    kind = "unsupported_model"
+
+
+class OutOfMemory(EngineError):
+    """Weights, KV cache or a step do not fit into memory."""
+
+    exit = Exit.MEMORY
+    kind = "oom_start"
+
+
+class GraphCaptureError(EngineError):
+    """A CUDA graph could not be captured."""
+
+    exit = Exit.GRAPH
+    kind = "graph_capture"
+
+
+class PortError(EngineError):
+    """The address cannot be bound."""
+
+    exit = Exit.PORT
+    kind = "port"
