@@ -1,0 +1,1 @@
+"""Where trials run: one small protocol, one class per place."""
