@@ -1,0 +1,339 @@
+"""What crosses between controller, worker and files: trials, events, metrics and the workload.
+
+The worker protocol: the controller starts `python -m tuner.worker`, one process per trial, writes one
+`TrialSpec` as JSON to its stdin and closes it, and reads `Event` JSON lines from its stdout. The last has
+kind `record` and carries the `TrialRecord`; a worker that ends without it has crashed. The controller is the
+only writer of the study's files but for `logs/`, where the worker puts what the server printed.
+
+No torch here, and nothing that starts a process.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
+
+from engine.config import EngineConfig, Size, Strict, Word
+from tuner.durations import Duration
+
+SCHEMA = 1
+
+Role = Literal["baseline", "search", "repeat", "confirm"]
+State = Literal["measured", "failed", "pruned", "infeasible"]
+Stage = Literal["lease", "launch", "ready", "parity", "load", "stop"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+
+FailureKind = Literal[
+    "config",
+    "missing_file",
+    "gated_model",
+    "unsupported_model",
+    "oom_start",
+    "oom_capture",
+    "oom_load",
+    "graph_capture",
+    "kernel_compile",
+    "distributed_init",
+    "port",
+    "no_progress",
+    "wrong_model",
+    "garbage_output",
+    "lost_parity",
+    "acceptance_collapse",
+    "crashed",
+    "client_bound",
+    "disk_full",
+    "foreign_gpu_process",
+]
+
+FAILURES: dict[FailureKind, str] = {
+    "config": "The server refuses the configuration, or static checks show that it cannot run.",
+    "missing_file": "A model's folder or file is absent, truncated or of the wrong shape.",
+    "gated_model": "The hub wants a login or an accepted licence for these weights.",
+    "unsupported_model": "The server does not implement this model family or feature.",
+    "oom_start": "Weights or KV cache do not fit when the server starts.",
+    "oom_capture": "Memory runs out while graphs are captured.",
+    "oom_load": "Memory runs out under load, after a good start.",
+    "graph_capture": "A graph could not be captured, for another reason than memory.",
+    "kernel_compile": "A kernel does not compile on this machine.",
+    "distributed_init": "The processes of one server do not find each other.",
+    "port": "The address is taken, or another process answers on it.",
+    "no_progress": "Alive but stalled: no output and no progress until the deadline.",
+    "wrong_model": "The server serves another model than the one asked for.",
+    "garbage_output": "The text is not sane: empty, unprintable, or looping where the reference does not.",
+    "lost_parity": "Emitted tokens that the reference without speculation would not have chosen.",
+    "acceptance_collapse": "The target accepts next to none of the drafted tokens.",
+    "crashed": "The server ended or broke for a cause not named above.",
+    "client_bound": "The load generator, not the server, was the limit: the numbers would be wrong.",
+    "disk_full": "Too little free disk for logs and files.",
+    "foreign_gpu_process": "A GPU of the lease is used by someone else's process.",
+}
+
+# ---------------------------------------------------------------------------------------------------- metrics
+
+Goal = Literal["min", "max"]
+STATISTICS = ("mean", "p50", "p90", "p95", "p99")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured quantity; `statistics` empty means one number per level."""
+
+    name: str
+    unit: str
+    goal: Goal
+    description: str
+    statistics: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every full name: the metric itself, or one per statistic."""
+        return tuple(f"{self.name}_{s}" for s in self.statistics) if self.statistics else (self.name,)
+
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            "ttft_ms",
+            "ms",
+            "min",
+            "Time to first token: from sending a request to its first token.",
+            STATISTICS,
+        ),
+        Metric(
+            "tpot_ms",
+            "ms/token",
+            "min",
+            "(t_last − t_first) / (tokens − tokens in the first chunk); null for a single chunk.",
+            STATISTICS,
+        ),
+        Metric(
+            "chunk_gap_ms",
+            "ms",
+            "min",
+            "Gap between two streamed chunks, the pause a reader sees; a chunk may carry several tokens.",
+            STATISTICS,
+        ),
+        Metric("e2e_ms", "ms", "min", "From sending a request to its last token.", STATISTICS),
+        Metric(
+            "output_tok_s",
+            "tokens/s",
+            "max",
+            "Generated tokens of all requests per second, counted by usage.",
+        ),
+        Metric(
+            "output_tok_s_per_gpu",
+            "tokens/s/GPU",
+            "max",
+            "`output_tok_s` per GPU of the lease; null without.",
+        ),
+        Metric(
+            "goodput_rps",
+            "requests/s",
+            "max",
+            "Requests per second that met every latency limit of `pick.slo`.",
+        ),
+        Metric(
+            "accept_length",
+            "tokens/round",
+            "max",
+            "Tokens a request gains per target forward; 1 without drafts.",
+        ),
+        Metric(
+            "error_rate", "share", "min", "Failed requests / sent requests; failed ones are in no latency."
+        ),
+    )
+}
+METRIC_NAMES: tuple[str, ...] = tuple(name for metric in METRICS.values() for name in metric.names)
+
+
+def metric_of(name: str) -> Metric:
+    """Return the metric behind a full name such as `ttft_ms_p90`.
+
+    Raises:
+        ValueError: no such name; the message says which was probably meant.
+    """
+    for metric in METRICS.values():
+        if name in metric.names:
+            return metric
+    if name in METRICS:
+        raise ValueError(f"{name} needs a statistic: one of {', '.join(METRICS[name].names)}")
+    near = difflib.get_close_matches(name, METRIC_NAMES, n=1)
+    meant = f", did you mean {near[0]}?" if near else f"; metrics are {', '.join(METRIC_NAMES)}"
+    raise ValueError(f"no metric is called {name!r}{meant}")
+
+
+def _known_metric(value: object) -> object:
+    if isinstance(value, str):
+        metric_of(value)
+    return value
+
+
+MetricName = Annotated[Word, BeforeValidator(_known_metric)]
+
+# ------------------------------------------------------------------------------------------- what is measured
+
+
+class Workload(Strict):
+    """What every trial is measured with: the same prompts, order and caps for all of them."""
+
+    prompts: Word = Field(
+        "bundled", description="`bundled`, or a JSONL file with one `prompt` or `messages` a line."
+    )
+    output_tokens: Annotated[Size, Field(le=1_000_000)] = Field(
+        64, description="Most tokens generated per request (max_tokens)."
+    )
+    concurrency: tuple[Annotated[Size, Field(le=100_000)], ...] = Field(
+        (1, 4, 8),
+        min_length=1,
+        max_length=64,
+        description="Requests kept in flight, one level after another.",
+    )
+    window: Duration = Field(
+        10.0, gt=0, description="Measured time per level, warm-up not counted, such as 2s or 1m."
+    )
+    ignore_eos: bool = Field(
+        False, description="Generate on past the end of the text, to output_tokens exactly."
+    )
+
+
+class Limits(Strict):
+    """Deadlines in seconds: past one, the trial fails at that stage (`no_progress`) and is stopped."""
+
+    lease_s: FiniteFloat = Field(3600.0, gt=0)
+    ready_s: FiniteFloat = Field(900.0, gt=0)  # from launch to a finished real completion
+    request_s: FiniteFloat = Field(120.0, gt=0)  # one request without any progress
+    level_s: FiniteFloat = Field(600.0, gt=0)  # one concurrency level, warm-up and drain included
+    stop_s: FiniteFloat = Field(15.0, gt=0)  # from SIGTERM to SIGKILL
+
+
+class LeaseRequest(Strict):
+    """What a trial occupies while it runs."""
+
+    gpus: NonNegativeInt = 0
+    cpus: PositiveInt = 1  # CPU slots, counted when no GPU is asked for
+
+
+class TrialSpec(Strict):
+    """All that a worker is told: one JSON document on its stdin."""
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    study: str = Field(description="Absolute path of the study's folder.")
+    trial: NonNegativeInt
+    role: Role
+    config: EngineConfig
+    workload: Workload
+    levels: tuple[PositiveInt, ...] = Field(min_length=1, description="Concurrencies, in the order measured.")
+    seed: NonNegativeInt = Field(0, description="Order of prompts; the same for every trial of a study.")
+    served_name: str = Field(description="Model name that requests carry and /v1/models must list.")
+    slo: dict[str, FiniteFloat] = Field(default_factory=dict, description="Upper limits for `goodput_rps`.")
+    limits: Limits = Limits()
+    lease: LeaseRequest = LeaseRequest()
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True, serialize_by_alias=True
+    )
+
+    @property
+    def log_name(self) -> str:
+        """Name of the server's log below the study's `logs/`."""
+        return f"trial-{self.trial:04d}.log"
+
+
+# ----------------------------------------------------------------------------------------------- what results
+
+
+class Record(BaseModel):
+    """Base of what is read back from files: unknown keys are ignored, so later versions stay readable."""
+
+    model_config = ConfigDict(
+        extra="ignore", frozen=True, protected_namespaces=(), populate_by_name=True, serialize_by_alias=True
+    )
+
+
+class Level(Record):
+    """One concurrency of one trial. Intervals are 95 %; a metric that could not be measured is null."""
+
+    concurrency: PositiveInt
+    metrics: dict[str, FiniteFloat | None]
+    intervals: dict[str, tuple[FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
+    n: NonNegativeInt = Field(description="Requests measured.")
+
+
+class Failure(Record):
+    """Why a trial has no result."""
+
+    kind: FailureKind
+    stage: Stage
+    evidence: tuple[str, ...] = Field((), description="Lines of the log, the exit status, what was seen.")
+    advice: str = Field("", description="What to change, with the number where there is one.")
+
+
+class TrialRecord(Record):
+    """One line of `trials.jsonl`."""
+
+    schema_: Literal[1] = Field(1, alias="schema")
+    trial: NonNegativeInt
+    role: Role
+    state: State
+    config: dict[str, Any]
+    resolved: dict[str, Any] | None = Field(None, description="The config that the server says it runs.")
+    levels: tuple[Level, ...] = ()
+    failure: Failure | None = None
+    seconds: dict[str, FiniteFloat] = Field(
+        default_factory=dict, description="By stage; load is the sum of levels."
+    )
+    headroom: dict[str, Any] | None = None
+    of: NonNegativeInt | None = Field(
+        None, description="The trial that a repeat or confirmation measures again."
+    )
+    synthetic: bool = Field(
+        False, description="Dummy weights or forced acceptance: only the timing means anything."
+    )
+    gpus: NonNegativeInt = 0
+    started: FiniteFloat | None = Field(None, description="Unix time.")
+
+    def level(self, concurrency: int) -> Level | None:
+        """Return the level of this concurrency, if it was measured."""
+        return next((level for level in self.levels if level.concurrency == concurrency), None)
+
+
+EventKind = Literal["begin", "progress", "end", "record"]
+
+
+class Event(Record):
+    """One line of a worker's stdout and of `events.jsonl`.
+
+    kind: `begin` and `end` of a stage, or of a level where `level` is set (its end has `data` = the Level);
+    `progress` in between; `record` last.
+    """
+
+    kind: EventKind = "progress"
+    trial: NonNegativeInt
+    stage: Stage
+    level: PositiveInt | None = Field(None, description="Concurrency, during load.")
+    time: FiniteFloat = Field(description="Unix time.")
+    text: str = Field("", description="One line for people.")
+    data: dict[str, Any] | None = None
+    record: TrialRecord | None = None
+
+
+def canonical(value: Any) -> str:
+    """Return JSON in which equal values have equal text."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """Return the first 16 hex digits of the SHA-256 of the canonical JSON."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
+
+
+def config_dict(config: EngineConfig) -> dict[str, Any]:
+    """Return the JSON form of a config: what records hold and duplicates are judged by."""
+    return config.model_dump(mode="json")
