@@ -1,0 +1,112 @@
+"""What every backend answers, so that no caller asks which server it is talking to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from engine.config import EngineConfig
+from engine.machine import Machine
+from engine.shape import DraftShape, ModelShape
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A reason not to launch a config: the dotted path that asks for it, and one line with what to do."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command: its arguments, and what is added to the environment."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Probes:
+    """HTTP paths of a server."""
+
+    health: str = "/health"  # the process is alive, whatever the load
+    ready: str = "/ready"  # a generation would start now
+    models: str = "/v1/models"
+    server_info: str = "/server_info"
+    metrics: str = "/metrics"
+
+
+@dataclass(frozen=True)
+class MetricNames:
+    """Names in the Prometheus text of /metrics; None where the server has no such metric."""
+
+    running: str
+    waiting: str
+    generated_tokens: str
+    kv_usage: str | None
+    accept_length: str | None
+    accepted_by_position: str | None
+
+
+@dataclass(frozen=True)
+class RequestStats:
+    """How speculation went for one request; None where the server does not say.
+
+    `verify_count` target rounds yielded the tokens after the first; `accept_length` is tokens a round.
+    """
+
+    accept_length: float | None
+    verify_count: int | None
+
+
+class Backend(Protocol):
+    """A server that an EngineConfig can run on."""
+
+    @property
+    def kind(self) -> str:
+        """The name in `backend.kind`."""
+        ...
+
+    @property
+    def probes(self) -> Probes:
+        """Where the server answers."""
+        ...
+
+    @property
+    def metrics(self) -> MetricNames:
+        """What the server calls its metrics."""
+        ...
+
+    def command(self, config: EngineConfig, config_path: Path, host: str, port: int) -> Launch:
+        """Return the command that serves `config`, which the caller has written to `config_path`.
+
+        Raises:
+            ConfigError: the config cannot be expressed; `refusals` says so beforehand.
+        """
+        ...
+
+    def refusals(self, config: EngineConfig, machine: Machine) -> tuple[Refusal, ...]:
+        """Return what this backend version cannot do of `config`, whatever the model."""
+        ...
+
+    def model_refusals(self, shape: ModelShape, draft: DraftShape | None) -> tuple[Refusal, ...]:
+        """Return what of these models this backend version cannot run."""
+        ...
+
+    def request_stats(self, body: Mapping[str, Any]) -> RequestStats:
+        """Read a completion's statistics from its body (when streamed: the chunk that carries `usage`)."""
+        ...
+
+    def resolved(self, server_info: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the config that the server says it really runs, from its /server_info.
+
+        Raises:
+            ConfigError: the answer does not hold one.
+        """
+        ...
