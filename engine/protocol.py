@@ -12,6 +12,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, 
 SERVER_INFO_SCHEMA = 1
 MAX_BODY_BYTES = 8 * 2**20
 MAX_STOPS = 16
+# Lists are bounded and fail fast, so that one bad body cannot make a million objects or errors.
+MAX_MESSAGES = 4096
+MAX_PARTS = 4096
 
 
 def _real_number(value: object) -> object:
@@ -43,7 +46,7 @@ class Generation(BaseModel):
     model: StrictStr
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
-    stop: StrictStr | Annotated[list[StrictStr], Field(max_length=MAX_STOPS)] | None = None
+    stop: StrictStr | Annotated[list[StrictStr], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     seed: StrictInt | None = None
     temperature: Annotated[Real, Field(ge=0, le=100)] | None = None
     top_p: Annotated[Real, Field(gt=0, le=1)] | None = None
@@ -62,9 +65,14 @@ class Generation(BaseModel):
 class CompletionBody(Generation):
     """Body of POST /v1/completions. `prompt`: text or token ids, one prompt."""
 
-    prompt: StrictStr | Annotated[list[TokenId], Field(min_length=1)] | Annotated[
-        list[StrictStr | list[TokenId]], Field(min_length=1, max_length=1)
-    ]
+    prompt: (
+        StrictStr
+        | Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+        | Annotated[
+            list[StrictStr | Annotated[list[TokenId], Field(fail_fast=True)]],
+            Field(min_length=1, max_length=1),
+        ]
+    )
     max_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
     echo: StrictBool = False
     logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
@@ -83,13 +91,15 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: StrictStr
-    content: StrictStr | list[ContentPart] | None = None
+    content: StrictStr | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = (
+        None
+    )
 
 
 class ChatBody(Generation):
     """Body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
     max_completion_tokens: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
     logprobs: StrictBool | None = None
@@ -186,6 +196,8 @@ class ServerInfo(BaseModel):
     seconds_to_ready: float | None = None
 
 
-def error_body(message: str, kind: str = "invalid_request_error", code: int = 400, param: str | None = None) -> dict[str, Any]:
+def error_body(
+    message: str, kind: str = "invalid_request_error", code: int = 400, param: str | None = None
+) -> dict[str, Any]:
     """Return OpenAI's error shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
