@@ -1,8 +1,8 @@
 """The seam between the controller and wherever a trial runs.
 
-The controller asks, an executor runs: `with executor.run(spec) as events` starts one worker for one trial and
-yields what it says; leaving the block ends the worker and everything below it, and proves it gone. An executor
-decides nothing about the study and keeps nothing of it.
+The controller asks, an executor runs: `with executor.run(spec) as events` starts one worker for one trial
+and yields what it says; leaving the block ends the worker and everything below it, and proves it gone. An
+executor decides nothing about the study and keeps nothing of it.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Gpu:
 class Lease:
     """The right to measure on a part of this machine.
 
-    Either one CPU slot (candidates that share cores destroy each other's measurements) or whole GPUs. `fds` are
-    the open lock files: whoever holds one of them holds the lease, so they are handed down to the process that
-    outlives all others of a trial, and the lease ends exactly when that process does.
+    Either CPU slots (candidates that share cores destroy each other's measurements) or whole GPUs. `fds` are
+    the open lock files: whoever holds one of them holds the lease, so they are handed down to the process
+    that outlives all others of a trial, and the lease ends exactly when that process does.
     """
 
-    cpu_slot: int | None
+    cpu_slots: tuple[int, ...]
     gpus: tuple[Gpu, ...]
     fds: tuple[int, ...]
 
@@ -61,8 +61,8 @@ class Executor(Protocol):
     def run(self, spec: TrialSpec) -> AbstractContextManager[Iterator[Event]]:
         """Start one trial and yield its events as they come.
 
-        The last event always carries the TrialRecord, also when the worker died before it could send one (then a
-        failed record with the worker's own last words). The iterator ends after it. Leaving the block, for
-        whatever reason (the end, an exception, Ctrl-C), ends the worker and everything below it.
+        The last event always carries the TrialRecord, also when the worker died before it could send one
+        (then a failed record with the worker's own last words). The iterator ends after it. Leaving the
+        block, for whatever reason (the end, an exception, Ctrl-C), ends the worker and everything below it.
         """
         ...

@@ -1,1 +1,1 @@
-"""The load a trial puts on a server: what is asked (workload), when (arrivals), and how it is timed (client)."""
+"""The load a trial puts on a server: what is asked (workload), when (arrivals), how it is timed (client)."""
