@@ -54,16 +54,22 @@ class Strict(BaseModel):
 class Model(Strict):
     """Which weights are served, and in what precision."""
 
-    target: Word = Field(description="Folder or hub name of the target; `bundled` is the pair shipped with the engine.")
+    target: Word = Field(
+        description="Folder or hub name of the target; `bundled` is the pair shipped with the engine."
+    )
     revision: Word | None = Field(None, description="Hub revision of the target.")
     dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
         "auto", description="Compute precision; `auto` is the checkpoint's own."
     )
-    quantization: Word | None = Field(None, description="Weight quantisation of the backend, such as fp8 or awq.")
+    quantization: Word | None = Field(
+        None, description="Weight quantisation of the backend, such as fp8 or awq."
+    )
     kv_dtype: Literal["auto", "bfloat16", "float32", "float64", "fp8_e4m3", "fp8_e5m2"] = Field(
         "auto", description="Precision of the KV cache; `auto` follows `dtype`."
     )
-    max_len: Size | None = Field(None, description="Longest prompt plus output in tokens; null is the model's own.")
+    max_len: Size | None = Field(
+        None, description="Longest prompt plus output in tokens; null is the model's own."
+    )
     trust_remote_code: bool = Field(False, description="Run Python code found in the model's folder.")
     load: Literal["weights", "dummy"] = Field(
         "weights", description="`dummy` draws random weights: timing only, results are labelled synthetic."
@@ -80,12 +86,17 @@ class DFlashDraft(Strict):
     """A DFlash chain: one bidirectional draft forward proposes `block_size` − 1 tokens."""
 
     kind: Literal["dflash"] = "dflash"
-    model: Word | None = Field(None, description="Drafter folder or hub name; null is the one that comes with the target.")
+    model: Word | None = Field(
+        None, description="Drafter folder or hub name; null is the one that comes with the target."
+    )
     block_size: Annotated[Size, Field(ge=2, le=256)] = Field(
-        16, description="Rows a request verifies in a round, the root included: block_size − 1 tokens are drafted."
+        16,
+        description="Rows a request verifies in a round, the root included: block_size − 1 tokens are drafted.",
     )
     layers: Size | None = Field(None, description="Use only the first k draft layers; null uses all.")
-    window: Size | None = Field(None, description="Draft attends to this many last context tokens; null to all.")
+    window: Size | None = Field(
+        None, description="Draft attends to this many last context tokens; null to all."
+    )
     simulate_accept: Annotated[Number, Field(ge=1)] | None = Field(
         None, description="Force this mean accept length: timing only, results are labelled synthetic."
     )
@@ -148,7 +159,8 @@ class PolicyDraft(Strict):
 
     kind: Literal["policy"] = "policy"
     by_running: tuple[Range, ...] = Field(
-        min_length=1, description="[[from, to, draft], …]: inclusive, from 1, without gaps; the last `to` is null."
+        min_length=1,
+        description="[[from, to, draft], …]: inclusive, from 1, without gaps; the last `to` is null.",
     )
 
     @model_validator(mode="after")
@@ -156,7 +168,9 @@ class PolicyDraft(Strict):
         expected = 1
         for index, (low, high, _) in enumerate(self.by_running):
             if low != expected:
-                raise ValueError(f"range {index} starts at {low}, expected {expected}: ranges follow without gaps")
+                raise ValueError(
+                    f"range {index} starts at {low}, expected {expected}: ranges follow without gaps"
+                )
             last = index == len(self.by_running) - 1
             if (high is None) != last:
                 raise ValueError("exactly the last range has `to: null`")
@@ -180,7 +194,9 @@ class Captured(Strict):
     """Rounds replay CUDA graphs captured at these batch sizes (running requests, padded up)."""
 
     kind: Literal["captured"] = "captured"
-    batch_sizes: tuple[Size, ...] = Field((1, 2, 4, 8), min_length=1, description="Running requests, ascending.")
+    batch_sizes: tuple[Size, ...] = Field(
+        (1, 2, 4, 8), min_length=1, description="Running requests, ascending."
+    )
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -220,8 +236,12 @@ class Memory(Strict):
     )
     kv_tokens: Size | None = Field(None, description="KV cache size in tokens.")
     page_size: Size | None = Field(None, description="Tokens in a KV page; null is the backend's own.")
-    max_running: Size = Field(16, description="Most requests decoded at once; set alike in every arm of a comparison.")
-    prefill_chunk: Size | None = Field(None, description="Most prompt tokens computed in one step; null is the backend's own.")
+    max_running: Size = Field(
+        16, description="Most requests decoded at once; set alike in every arm of a comparison."
+    )
+    prefill_chunk: Size | None = Field(
+        None, description="Most prompt tokens computed in one step; null is the backend's own."
+    )
     prefix_cache: bool = Field(False, description="Reuse the KV of a shared prefix.")
 
     @model_validator(mode="after")
@@ -234,7 +254,9 @@ class Memory(Strict):
 class Attention(Strict):
     """Which attention kernels run."""
 
-    backend: Word = Field("auto", description="auto, or a name of the backend: torch, triton, flashinfer, fa3 …")
+    backend: Word = Field(
+        "auto", description="auto, or a name of the backend: torch, triton, flashinfer, fa3 …"
+    )
 
 
 class Backend(Strict):
@@ -406,7 +428,9 @@ def load_launch(path: Path) -> LaunchFile:
     """
     document = read_yaml(path)
     if not isinstance(document, dict):
-        raise ConfigError(f"{path}: expected a mapping with `model:` (an EngineConfig) or `entries:` (a launch file)")
+        raise ConfigError(
+            f"{path}: expected a mapping with `model:` (an EngineConfig) or `entries:` (a launch file)"
+        )
     try:
         if "entries" in document:
             return LaunchFile.model_validate(document)

@@ -1,0 +1,89 @@
+"""The engine loop: schedule, step, apply. One iteration serves every running request by one round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.runtime import Runtime
+from engine.scheduler import Progress, Request
+from engine.speculate import step
+from engine.tally import Tally
+
+
+@dataclass(frozen=True)
+class Stats:
+    """What `wire.Info` carries."""
+
+    running: int
+    waiting: int
+    tokens_used: int
+    rounds: dict[str, float]
+    acceptance: dict[str, object]
+
+
+class Loop:
+    """Requests in, progress out; owns the scheduler and keeps the cache in step with it."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._engine = runtime.engine
+        self._scheduler = runtime.scheduler()
+        self._capacity = self._engine.cache.pages * self._engine.cache.page_size
+        self._tally = Tally(
+            target_kv_bytes=_pool_bytes(self._engine.cache.target),
+            draft_kv_bytes=_pool_bytes(self._engine.cache.draft),
+            drafted=self._engine.drafter.rows - 1,
+        )
+
+    def submit(self, request: Request) -> str | None:
+        """Queue a request; return why it can never run, if so."""
+        needed = self._scheduler.tokens_for(request)
+        if needed > self._capacity:
+            return (
+                f"the request may need {needed} cached tokens, the server has {self._capacity}; "
+                "lower max_tokens or raise memory.kv_tokens"
+            )
+        self._scheduler.submit(request)
+        return None
+
+    def cancel(self, request: int) -> None:
+        """Forget a request, running or waiting or already over."""
+        if self._scheduler.cancel(request):
+            self._engine.cache.release(request)
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return self._scheduler.running == 0 and self._scheduler.waiting == 0
+
+    def advance(self) -> tuple[Progress, ...]:
+        """Run one step and return what it meant for each request."""
+        cache = self._engine.cache
+        batch = self._scheduler.schedule(cache.free_pages)
+        for admission in batch.admitted:
+            cache.admit(admission.id, admission.tokens)
+        output = step(batch, self._engine)
+        progress = self._scheduler.apply(batch, output.tokens)
+        for done in progress:
+            if done.finish is not None:
+                cache.release(done.id)
+        self._tally.add(output, sum(len(each.tokens) for each in progress))
+        return progress
+
+    def stats(self) -> Stats:
+        """Return counters and acceptance so far."""
+        return Stats(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            tokens_used=self._engine.cache.tokens_used,
+            rounds=self._tally.rounds.model_dump(),
+            acceptance=self._tally.acceptance.model_dump(),
+        )
+
+
+def _pool_bytes(pool: object) -> int:
+    """Bytes of one cached token in all layers of a pool [layers, slots, heads, head_dim]."""
+    import torch
+
+    if not isinstance(pool, torch.Tensor):
+        return 0
+    return pool.shape[0] * pool.shape[2] * pool.shape[3] * pool.element_size()

@@ -1,0 +1,1 @@
+"""Target and draft transformers: own code over plain safetensors."""

@@ -1,0 +1,287 @@
+"""From an EngineConfig to a running engine: judge, resolve, load, allocate.
+
+`resolve` turns every "auto" and null into what will run; the server reports that, and a record keeps it beside
+what was asked.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.backends.native import VERSION, model_refusals, refusals
+from engine.config import DFlashDraft, EngineConfig, NoDraft, draft_folder, target_folder
+from engine.drafters.base import Drafter
+from engine.drafters.dflash import DFlashDrafter
+from engine.drafters.none import NoDrafter
+from engine.errors import ConfigError, ModelError, NotYet, OutOfMemory, UnsupportedModel
+from engine.kv_cache import KVCache, PoolShape
+from engine.machine import Machine, cpu_name, detect_machine, usable_cores
+from engine.model.attention.torch import TorchAttention
+from engine.model.draft import DraftModel, draft_tensors
+from engine.model.target import Target, target_tensors
+from engine.protocol import MemoryInfo, Versions
+from engine.scheduler import Scheduler
+from engine.shape import DraftShape, ModelShape, read_draft_shape, read_shape
+from engine.speculate import Engine
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
+DUMMY_SEED = 0
+PAGE_SIZE = 32
+PREFILL_CHUNK = 512
+CPU_KV_SHARE = 0.25  # of memory, when the config names no size: a CPU serves other programs too
+CUDA_KV_SHARE = 0.85
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A resolved config with the shapes it was resolved against."""
+
+    config: EngineConfig
+    shape: ModelShape
+    draft_shape: DraftShape | None
+    device: torch.device
+    threads: int
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """A loaded engine, with what /server_info says about it."""
+
+    plan: Plan
+    engine: Engine
+    versions: Versions
+    memory: MemoryInfo
+
+    def scheduler(self) -> Scheduler:
+        """Return an empty scheduler that fits this engine."""
+        memory = self.plan.config.memory
+        if memory.page_size is None or memory.prefill_chunk is None:
+            raise ValueError("the plan is not resolved")
+        return Scheduler(memory.max_running, memory.prefill_chunk, self.engine.drafter.rows, memory.page_size)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the constant fields of `protocol.ServerInfo`."""
+        return {
+            "config": self.plan.config.model_dump(mode="json"),
+            "versions": self.versions.model_dump(),
+            "memory": self.memory.model_dump(),
+            "vocab": self.plan.shape.vocab,
+        }
+
+
+def resolve(config: EngineConfig) -> Plan:
+    """Judge a config and fill in every choice it leaves open. Loads nothing.
+
+    Raises:
+        ConfigError: it asks for what this engine or this machine cannot do; every reason is named.
+        ModelError: the model's config is missing or of an unknown family, or the drafter belongs to another target.
+    """
+    machine = detect_machine()
+    device = torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu")
+    _refuse([str(refusal) for refusal in refusals(config, machine)])
+    shape = read_shape(target_folder(config))
+    draft = config.draft if isinstance(config.draft, DFlashDraft) else None
+    draft_shape = None if draft is None else _draft_shape(config, draft, shape)
+    unsupported = [str(refusal) for refusal in model_refusals(shape, draft_shape)]
+    if unsupported:
+        raise UnsupportedModel("; ".join(unsupported))
+    max_len = config.model.max_len or shape.longest
+    if max_len > shape.longest:
+        raise ConfigError(f"model.max_len {max_len} exceeds the model's {shape.longest} positions; lower it")
+    dtype = _dtype(config, shape, device)
+    page = config.memory.page_size or PAGE_SIZE
+    resolved = config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"dtype": dtype, "kv_dtype": dtype, "max_len": max_len}),
+            "draft": config.draft if draft is None else _resolve_draft(draft, draft_shape),
+            "attention": config.attention.model_copy(update={"backend": "torch"}),
+            "backend": config.backend.model_copy(update={"version": VERSION}),
+            "memory": config.memory.model_copy(
+                update={
+                    "page_size": page,
+                    "prefill_chunk": config.memory.prefill_chunk or PREFILL_CHUNK,
+                    "kv_tokens": _kv_tokens(config, shape, draft_shape, dtype, max_len, page, machine),
+                    "kv_fraction": None,
+                }
+            ),
+        }
+    )
+    return Plan(resolved, shape, draft_shape, device, max(1, usable_cores() - 1))
+
+
+def build(plan: Plan) -> Runtime:
+    """Load weights and allocate the cache.
+
+    Raises:
+        ModelError: files are missing, truncated or of the wrong shape.
+        OutOfMemory: weights or cache do not fit.
+    """
+    config, device = plan.config, plan.device
+    torch.set_num_threads(plan.threads)
+    dtype = DTYPES[config.model.dtype]
+    draft = config.draft if isinstance(config.draft, DFlashDraft) else None
+    max_len = config.model.max_len or plan.shape.longest
+    rows = 1 if draft is None else draft.block_size
+    seed = DUMMY_SEED if config.model.load == "dummy" else None
+    with _memory_errors():
+        attention = TorchAttention(plan.shape.kv_heads, plan.shape.heads // plan.shape.kv_heads, dtype, device)
+        tensors = target_tensors(plan.shape, target_folder(config), dtype, device, seed)
+        target = Target(plan.shape, tensors, attention, max_len + rows)
+        drafter, draft_bytes, draft_pool = _drafter(plan, draft, target, dtype, max_len + rows, seed)
+        cache = _cache(plan, draft_pool, dtype, max_len + rows)
+    return Runtime(
+        plan=plan,
+        engine=Engine(
+            target=target,
+            drafter=drafter,
+            attention=attention,
+            cache=cache,
+            device=device,
+            simulate_accept=None if draft is None else draft.simulate_accept,
+        ),
+        versions=_versions(plan),
+        memory=MemoryInfo(
+            weight_bytes=target.weight_bytes,
+            draft_weight_bytes=draft_bytes,
+            kv_tokens=cache.pages * cache.page_size,
+            kv_bytes_per_token=_target_pool(plan.shape).bytes_per_token(dtype)
+            + (0 if draft_pool is None else draft_pool.bytes_per_token(dtype)),
+            page_size=cache.page_size,
+        ),
+    )
+
+
+def _refuse(reasons: list[str]) -> None:
+    if reasons:
+        raise NotYet("; ".join(reasons))
+
+
+def _draft_shape(config: EngineConfig, draft: DFlashDraft, shape: ModelShape) -> DraftShape:
+    folder = draft_folder(config, draft)
+    found = read_draft_shape(folder)
+    mismatch = found.mismatch(shape)
+    if mismatch is not None:
+        raise ModelError(f"{folder}: {mismatch}; give the drafter of this target as draft.model")
+    if draft.layers is not None and draft.layers > found.layers:
+        raise ConfigError(f"draft.layers {draft.layers} exceeds the drafter's {found.layers} layers; lower it")
+    return found
+
+
+def _resolve_draft(draft: DFlashDraft, shape: DraftShape | None) -> DFlashDraft | NoDraft:
+    if shape is None:
+        return NoDraft()
+    return draft.model_copy(update={"layers": draft.layers or shape.layers})
+
+
+def _dtype(config: EngineConfig, shape: ModelShape, device: torch.device) -> str:
+    """`auto` is the checkpoint's precision, but float32 where the CPU has no bfloat16 arithmetic."""
+    if config.model.dtype != "auto":
+        return config.model.dtype
+    wanted = "bfloat16" if shape.dtype == "float16" else shape.dtype
+    if wanted == "bfloat16" and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "float32"
+    return wanted
+
+
+def _kv_tokens(
+    config: EngineConfig,
+    shape: ModelShape,
+    draft: DraftShape | None,
+    dtype: str,
+    max_len: int,
+    page: int,
+    machine: Machine,
+) -> int:
+    """Cache size in tokens, whole pages: as asked, else what all running requests can need, within memory."""
+    rows = config.verify_rows
+    one = -(-(max_len + rows) // page) * page
+    if config.memory.kv_tokens is not None:
+        tokens = config.memory.kv_tokens // page * page
+        if tokens < page:
+            raise ConfigError(f"memory.kv_tokens {config.memory.kv_tokens} is less than one page of {page}; raise it")
+        return tokens
+    pools = [_target_pool(shape)] + ([] if draft is None else [_draft_pool(draft, draft.layers)])
+    size = sum(pool.bytes_per_token(DTYPES[dtype]) for pool in pools)
+    share = config.memory.kv_fraction or (CUDA_KV_SHARE if machine.kind == "cuda" else CPU_KV_SHARE)
+    room = int(machine.memory * share) // size // page * page
+    if room < page:
+        raise OutOfMemory("no memory for a single KV page; raise memory.kv_fraction or use a smaller model")
+    return min(one * config.memory.max_running, room)
+
+
+def _target_pool(shape: ModelShape) -> PoolShape:
+    return PoolShape(shape.layers, shape.kv_heads, shape.head_dim)
+
+
+def _draft_pool(shape: DraftShape, layers: int) -> PoolShape:
+    return PoolShape(layers, shape.core.kv_heads, shape.core.head_dim)
+
+
+def _drafter(
+    plan: Plan, draft: DFlashDraft | None, target: Target, dtype: torch.dtype, positions: int, seed: int | None
+) -> tuple[Drafter, int, PoolShape | None]:
+    """Return the drafter, the bytes of its weights and the KV pool it needs."""
+    shape = plan.draft_shape
+    if draft is None or shape is None:
+        return NoDrafter(), 0, None
+    layers = draft.layers or shape.layers
+    core = shape.core
+    attention = TorchAttention(core.kv_heads, core.heads // core.kv_heads, dtype, plan.device)
+    tensors = draft_tensors(shape, draft_folder(plan.config, draft), dtype, plan.device, seed)
+    model = DraftModel(shape, tensors, target, attention, layers, positions)
+    return DFlashDrafter(model, attention, draft.block_size), model.weight_bytes, _draft_pool(shape, layers)
+
+
+def _cache(plan: Plan, draft_pool: PoolShape | None, dtype: torch.dtype, max_tokens: int) -> KVCache:
+    memory = plan.config.memory
+    if memory.kv_tokens is None or memory.page_size is None:
+        raise ValueError("the plan is not resolved")
+    return KVCache(
+        target=_target_pool(plan.shape),
+        draft=draft_pool,
+        pages=memory.kv_tokens // memory.page_size,
+        page_size=memory.page_size,
+        max_running=memory.max_running,
+        max_tokens=max_tokens,
+        dtype=dtype,
+        device=plan.device,
+    )
+
+
+@contextmanager
+def _memory_errors() -> Iterator[None]:
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemory("the weights do not fit into memory; use a smaller model or precision") from error
+
+
+def _versions(plan: Plan) -> Versions:
+    on_gpu = plan.device.type == "cuda"
+    name = torch.cuda.get_device_name(plan.device) if on_gpu else cpu_name()
+    return Versions(
+        engine=VERSION,
+        python=platform.python_version(),
+        torch=torch.__version__,
+        device=f"{plan.device.type}: {name}",
+        threads=plan.threads,
+    )
+
+
+def end_with_parent() -> None:
+    """Ask Linux to end this process when its parent ends, however that happens."""
+    if platform.system() == "Linux":
+        import ctypes
+        import signal
+
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
+        if os.getppid() == 1:
+            raise SystemExit(0)
