@@ -210,9 +210,7 @@ def _query_gpus() -> tuple[list[_Gpu], str | None]:
     return _parse_gpus(done.stdout), None
 
 
-def detect_machine(
-    kind: Literal["auto", "cpu", "cuda"] = "auto", environ: Mapping[str, str] = os.environ
-) -> Machine:
+def detect_machine(kind: Literal["auto", "cpu", "cuda"] = "auto", environ: Mapping[str, str] = os.environ) -> Machine:
     """Return what this process may use: the visible NVIDIA GPUs (smallest of them counts), else the CPU.
 
     Raises:
@@ -224,9 +222,7 @@ def detect_machine(
     gpus = _visible(listed, environ)
     if not gpus:
         if kind == "cuda":
-            raise ConfigError(
-                f"no visible NVIDIA GPU ({trouble or 'see nvidia-smi and CUDA_VISIBLE_DEVICES'})"
-            )
+            raise ConfigError(f"no visible NVIDIA GPU ({trouble or 'see nvidia-smi and CUDA_VISIBLE_DEVICES'})")
         return cpu_machine(trouble)
     return gpu_machine([(g.name, g.memory) for g in gpus])
 

@@ -171,9 +171,7 @@ class DraftShape:
         if max(self.taps) >= target.layers:
             return f"the drafter reads target layer {max(self.taps)}, the last one is {target.layers - 1}"
         if self.mask_token_id >= target.vocab:
-            return (
-                f"the drafter's mask token {self.mask_token_id} is outside the vocabulary of {target.vocab}"
-            )
+            return f"the drafter's mask token {self.mask_token_id} is outside the vocabulary of {target.vocab}"
         return None
 
 
@@ -292,9 +290,7 @@ Parsed = TypeVar("Parsed", bound=BaseModel)
 def _read_json(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not folder.is_dir():
-        raise ModelError(
-            f"{folder}: no such folder; name the folder that holds config.json and *.safetensors"
-        )
+        raise ModelError(f"{folder}: no such folder; name the folder that holds config.json and *.safetensors")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -316,9 +312,7 @@ def _parse(kind: type[Parsed], document: Any, path: Path) -> Parsed:
         where = ".".join(str(part) for part in problem["loc"]) or "config"
         reason = problem["msg"].removeprefix("Value error, ")
         more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        raise ModelError(
-            f"{path}: {where}: {reason}{more}; the file is not this family's config.json"
-        ) from error
+        raise ModelError(f"{path}: {where}: {reason}{more}; the file is not this family's config.json") from error
 
 
 def _rope(document: _DecoderJson, path: Path) -> Rope:
@@ -378,12 +372,8 @@ def _windows(document: _DecoderJson, family: str, path: Path) -> tuple[int | Non
     """Return each layer's sliding window. Llama has none; Qwen3 has one when its config switches it on."""
     layers = document.num_hidden_layers
     types = document.layer_types
-    if types is not None and (
-        len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}
-    ):
-        raise UnsupportedModel(
-            f"{path}: layer_types must name {layers} layers of full_attention or sliding_attention"
-        )
+    if types is not None and (len(types) != layers or not set(types) <= {"full_attention", "sliding_attention"}):
+        raise UnsupportedModel(f"{path}: layer_types must name {layers} layers of full_attention or sliding_attention")
     if family == "llama":
         return (None,) * layers
     if types is None:
@@ -404,14 +394,10 @@ def _experts(document: _DecoderJson, path: Path) -> Experts | None:
             f"{path}: num_experts, num_experts_per_tok, moe_intermediate_size needed; copy config.json again"
         )
     if used > count:
-        raise ModelError(
-            f"{path}: num_experts_per_tok {used} exceeds num_experts {count}; copy config.json again"
-        )
+        raise ModelError(f"{path}: num_experts_per_tok {used} exceeds num_experts {count}; copy config.json again")
     dense = set(document.mlp_only_layers or ())
     sparse = [
-        i
-        for i in range(document.num_hidden_layers)
-        if i not in dense and (i + 1) % document.decoder_sparse_step == 0
+        i for i in range(document.num_hidden_layers) if i not in dense and (i + 1) % document.decoder_sparse_step == 0
     ]
     return Experts(count, used, width, len(sparse))
 
@@ -419,25 +405,17 @@ def _experts(document: _DecoderJson, path: Path) -> Experts | None:
 def _decoder(raw: Any, path: Path) -> ModelShape:
     family = raw.get("model_type") if isinstance(raw, dict) else None
     if family not in FAMILIES:
-        raise UnsupportedModel(
-            f"{path}: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}"
-        )
+        raise UnsupportedModel(f"{path}: model_type {family!r} is not supported; supported: {', '.join(FAMILIES)}")
     document = _parse(_DecoderJson, raw, path)
     heads = document.num_attention_heads
     kv_heads = document.num_key_value_heads or heads
     if heads % kv_heads:
-        raise ModelError(
-            f"{path}: {heads} heads are not a multiple of {kv_heads} KV heads; copy config.json again"
-        )
+        raise ModelError(f"{path}: {heads} heads are not a multiple of {kv_heads} KV heads; copy config.json again")
     head_dim = document.head_dim or (document.hidden_size // heads if family == "llama" else 128)
     if head_dim == 0 or head_dim % 2:
-        raise ModelError(
-            f"{path}: head_dim {head_dim} must be even for the rotary embedding; copy config.json again"
-        )
+        raise ModelError(f"{path}: head_dim {head_dim} must be even for the rotary embedding; copy config.json again")
     if document.hidden_act != "silu":
-        raise UnsupportedModel(
-            f"{path}: hidden_act {document.hidden_act!r} is not supported; supported: silu"
-        )
+        raise UnsupportedModel(f"{path}: hidden_act {document.hidden_act!r} is not supported; supported: silu")
     eos = document.eos_token_id
     return ModelShape(
         family=family,
@@ -472,9 +450,7 @@ def read_shape(folder: Path) -> ModelShape:
     """
     raw = _read_json(folder)
     if "dflash_config" in raw or "speculators_model_type" in raw:
-        raise ModelError(
-            f"{folder}: this is a drafter; name it as draft.model, and its target as model.target"
-        )
+        raise ModelError(f"{folder}: this is a drafter; name it as draft.model, and its target as model.target")
     return _decoder(raw, folder / "config.json")
 
 
@@ -497,9 +473,7 @@ def read_draft_shape(folder: Path) -> DraftShape:
     inner = raw.get("dflash_config")
     inner = inner if isinstance(inner, dict) else {}
     if not speculators and "dflash_config" not in raw and "block_size" not in raw:
-        raise ModelError(
-            f"{path}: no dflash_config and no block_size, so no DFlash drafter; name the drafter's folder"
-        )
+        raise ModelError(f"{path}: no dflash_config and no block_size, so no DFlash drafter; name the drafter's folder")
     core = _decoder(raw.get("transformer_layer_config") if speculators else raw, path)
     merged = {**raw, **{key: value for key, value in inner.items() if value is not None}}
     if speculators and merged.get("target_layer_ids") is None:
@@ -507,9 +481,7 @@ def read_draft_shape(folder: Path) -> DraftShape:
     keys = _parse(_DraftKeys, merged, path)
     if keys.block_size is None or keys.mask_token_id is None:
         missing = "block_size" if keys.block_size is None else "mask_token_id"
-        raise ModelError(
-            f"{path}: dflash_config.{missing} is missing; add the value the drafter was trained with"
-        )
+        raise ModelError(f"{path}: dflash_config.{missing} is missing; add the value the drafter was trained with")
     taps = keys.target_layer_ids
     if not taps and keys.num_target_layers is None:
         raise ModelError(f"{path}: target_layer_ids and num_target_layers are missing; add the trained ones")

@@ -8,19 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from engine.config import EngineConfig
-from engine.machine import Machine
-from engine.shape import DraftShape, ModelShape
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A reason not to launch a config: the dotted path that asks for it, and one line with what to do."""
-
-    path: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+from engine.estimate import DraftShape, Machine, ModelShape, Refusal
 
 
 @dataclass(frozen=True)

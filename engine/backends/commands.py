@@ -68,9 +68,7 @@ def load_commands(path: Path) -> Commands:
         raise ConfigError(f"{path}: " + "; ".join(lines)) from error
 
 
-def find_command(
-    kind: str, version: str | None, environ: Mapping[str, str] = os.environ
-) -> tuple[str, Command]:
+def find_command(kind: str, version: str | None, environ: Mapping[str, str] = os.environ) -> tuple[str, Command]:
     """Return (version, command) of a backend; `version` None means the only one that is listed.
 
     Raises:
@@ -87,9 +85,7 @@ def find_command(
         raise ConfigError(f"{path}: no command for backend {kind}; add one")
     listed = ", ".join(sorted(versions))
     if version is None and len(versions) > 1:
-        raise ConfigError(
-            f"{path}: several versions of {kind} ({listed}); set backend.version to one of them"
-        )
+        raise ConfigError(f"{path}: several versions of {kind} ({listed}); set backend.version to one of them")
     chosen = next(iter(versions)) if version is None else version
     if chosen not in versions:
         raise ConfigError(f"{path}: no command for {kind} {chosen}; listed: {listed}")

@@ -13,19 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.backends.base import Launch, MetricNames, Probes, Refusal, RequestStats
+from engine.backends.base import Launch, MetricNames, Probes, RequestStats
 from engine.config import (
     BUNDLED,
     Captured,
     DDTreeDraft,
-    DFlashDraft,
     EngineConfig,
     PolicyDraft,
     target_folder,
 )
 from engine.errors import ConfigError
-from engine.machine import Machine
-from engine.shape import DraftShape, DynamicRope, ModelShape
+from engine.estimate import DraftShape, Machine, ModelShape, Refusal, draft_paths
+from engine.shape import DynamicRope
 
 VERSION = "0.1.0"  # pyproject.toml says the same; a test compares them
 
@@ -91,16 +90,6 @@ def _needs(config: EngineConfig) -> Iterator[Need]:
         yield Need("prefix_cache", "memory.prefix_cache")
 
 
-def draft_paths(config: EngineConfig) -> Iterator[tuple[str, DFlashDraft]]:
-    """Yield (dotted path, draft) for every speculative draft of a config: one, or a policy's."""
-    if isinstance(config.draft, PolicyDraft):
-        for index, (_, _, draft) in enumerate(config.draft.by_running):
-            if isinstance(draft, DFlashDraft):
-                yield f"draft.by_running.{index}.2", draft
-    elif isinstance(config.draft, DFlashDraft):
-        yield "draft", config.draft
-
-
 def _missing(needs: Iterator[Need]) -> Iterator[Refusal]:
     for need in needs:
         if need.name not in CAPABILITIES:
@@ -114,9 +103,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def _hub_names(config: EngineConfig) -> Iterator[Refusal]:
     """Yield names that are no folder here but look like a hub's. A missing folder is for the loader."""
     named = [("model.target", config.model.target, target_folder(config))]
-    named += [
-        (f"{path}.model", d.model, Path(d.model).expanduser()) for path, d in draft_paths(config) if d.model
-    ]
+    named += [(f"{path}.model", d.model, Path(d.model).expanduser()) for path, d in draft_paths(config) if d.model]
     for path, name, folder in named:
         if name != BUNDLED and not folder.exists() and _HUB_NAME.fullmatch(name):
             yield Refusal(
@@ -135,9 +122,7 @@ def refusals(config: EngineConfig, machine: Machine) -> tuple[Refusal, ...]:
             "auto",
             *sorted(c.removeprefix("attention.") for c in CAPABILITIES if c.startswith("attention.")),
         ]
-        found.append(
-            Refusal("attention.backend", f"the native engine has no {attention!r}; use {' or '.join(known)}")
-        )
+        found.append(Refusal("attention.backend", f"the native engine has no {attention!r}; use {' or '.join(known)}"))
     if config.model.trust_remote_code:
         found.append(
             Refusal(
@@ -147,14 +132,10 @@ def refusals(config: EngineConfig, machine: Machine) -> tuple[Refusal, ...]:
         )
     if config.model.revision is not None:
         found.append(
-            Refusal(
-                "model.revision", "the native engine reads local folders, which have none; set it to null"
-            )
+            Refusal("model.revision", "the native engine reads local folders, which have none; set it to null")
         )
     if config.backend.version not in (None, VERSION):
-        found.append(
-            Refusal("backend.version", f"this native engine is {VERSION}; set it to null or {VERSION}")
-        )
+        found.append(Refusal("backend.version", f"this native engine is {VERSION}; set it to null or {VERSION}"))
     if isinstance(config.graphs, Captured) and machine.kind == "cpu" and "captured" in CAPABILITIES:
         found.append(Refusal("graphs.kind", "captured graphs need a CUDA GPU and none is visible; use eager"))
     found.extend(_hub_names(config))
@@ -184,9 +165,7 @@ def model_refusals(shape: ModelShape, draft: DraftShape | None = None) -> tuple[
     found = list(_missing(iter(needs)))
     if draft is not None and draft.extras:
         keys = ", ".join(draft.extras)
-        found.append(
-            Refusal("draft.model", f"the native engine cannot do {keys} yet; use a plain DFlash drafter")
-        )
+        found.append(Refusal("draft.model", f"the native engine cannot do {keys} yet; use a plain DFlash drafter"))
     return tuple(found)
 
 
