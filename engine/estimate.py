@@ -23,6 +23,7 @@ from engine.parameters import (
     kv_bytes_per_token,
     kv_dtype,
     max_len,
+    page_size,
     parameters,
     prefill_chunk,
     weight_bytes_each,
@@ -73,6 +74,7 @@ __all__ = [
     "max_len",
     "measure_cpu",
     "memory",
+    "page_size",
     "parameters",
     "prefill_chunk",
     "read_draft_shape",
@@ -80,8 +82,7 @@ __all__ = [
     "round_time",
 ]
 
-DEFAULT_KV_FRACTION = {"cuda": 0.85, "cpu": 0.5}
-DEFAULT_PAGE = 16
+KV_FRACTION = {"cuda": 0.85, "cpu": 0.25}  # a CPU serves other programs too
 RUNTIME_BYTES = {"cuda": 900 * MIB, "cpu": 450 * MIB}  # CUDA context and libraries; Python, torch, the front
 GRAPH_BYTES = 32 * MIB  # one captured graph's own nodes and static buffers
 
@@ -138,7 +139,7 @@ def _activation_bytes(
     config: EngineConfig, shape: ModelShape, draft: DraftShape | None, machine: Machine
 ) -> tuple[int, int]:
     """Return the peak bytes of (any step, a decode round): the widest layer's tensors, features and logits."""
-    each, tensor = DTYPE_BYTES[compute_dtype(config, shape)], config.parallel.tensor
+    each, tensor = DTYPE_BYTES[compute_dtype(config, shape, machine)], config.parallel.tensor
     experts = shape.experts
     wide = max(shape.intermediate, experts.per_token * experts.intermediate if experts else 0)
     row = 4 * shape.hidden + ((shape.heads + 2 * shape.kv_heads) * shape.head_dim + 3 * wide) / tensor
@@ -147,10 +148,10 @@ def _activation_bytes(
     logits = shape.vocab * (each + 4) / tensor
     decode_rows = config.memory.max_running * config.verify_rows
     decode = decode_rows * (row + logits)
-    prefill = prefill_chunk(config, machine) * row + config.memory.max_running * logits
+    prefill = prefill_chunk(config) * row + config.memory.max_running * logits
     # Attention reads the pages of one layer through a copy when no kernel reads them in place.
     gathers = config.backend.kind == "native" and config.attention.backend in ("auto", "torch")
-    per_layer = kv_bytes_per_token(shape, kv_dtype(config, shape), 1, tensor)
+    per_layer = kv_bytes_per_token(shape, kv_dtype(config, shape, machine), 1, tensor)
     longest = min(max_len(config, shape), config.memory.kv_tokens or max_len(config, shape))
     gathered = per_layer * longest * config.memory.max_running if gathers else 0
     return int(max(decode, prefill) + gathered), int(decode)
@@ -172,17 +173,17 @@ def memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, ma
     kv_tokens and kv_fraction it holds max_running requests of the longest text, as far as the default fraction
     of the device allows.
     """
-    each, guess = weight_bytes_each(config, shape)
-    plain = DTYPE_BYTES[compute_dtype(config, shape)]
+    each, guess = weight_bytes_each(config, shape, machine)
+    plain = DTYPE_BYTES[compute_dtype(config, shape, machine)]
     tensor, pipeline = config.parallel.tensor, config.parallel.pipeline
     draft = draft if any(draft_paths(config)) else None
     weights = _weight_bytes(parameters(shape), each, plain, tensor, pipeline)
-    kv_each = kv_bytes_per_token(shape, kv_dtype(config, shape), math.ceil(shape.layers / pipeline), tensor)
+    kv_each = kv_bytes_per_token(shape, kv_dtype(config, shape, machine), math.ceil(shape.layers / pipeline), tensor)
     draft_weights = draft_kv_each = 0
     if draft is not None:
         layers = draft_layers(config, draft)
         draft_weights = _weight_bytes(draft_parameters(draft, layers), plain, plain, tensor, 1)
-        draft_kv_each = kv_bytes_per_token(draft.core, kv_dtype(config, shape), layers, tensor)
+        draft_kv_each = kv_bytes_per_token(draft.core, kv_dtype(config, shape, machine), layers, tensor)
     activations, decode = _activation_bytes(config, shape, draft, machine)
     graphs = 0
     guessed = ["activations: widest layer, features and logits", "runtime: a typical process"]
@@ -206,18 +207,19 @@ def memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, ma
 
 
 def _kv_tokens(config: EngineConfig, shape: ModelShape, machine: Machine, weights: int, working: int, each: int) -> int:
-    """Return the cache's size in tokens, rounded down to pages (an explicit kv_tokens: up)."""
-    page = config.memory.page_size or DEFAULT_PAGE
-    asked = config.memory.kv_tokens
-    if asked is not None:
-        return math.ceil(asked / page) * page
+    """Return the cache's size in tokens, rounded down to pages."""
+    page = page_size(config)
+    if config.memory.kv_tokens is not None:
+        return config.memory.kv_tokens // page * page
     fraction = config.memory.kv_fraction
-    if fraction is not None:
-        room = fraction * machine.memory - weights
-        return max(0, int(room // each // page) * page)
-    room = DEFAULT_KV_FRACTION[machine.kind] * machine.memory - weights - working
-    useful = config.memory.max_running * (math.ceil((max_len(config, shape) + config.verify_rows) / page) * page)
-    return max(0, min(int(room // each // page) * page, useful))
+    room = machine.memory * (fraction or KV_FRACTION[machine.kind]) - weights
+    if fraction is None:
+        room -= working
+    tokens = max(0, int(room // each // page) * page)
+    if fraction is not None and (config.backend.kind != "native" or config.memory.prefix_cache):
+        return tokens  # what no running request needs keeps prefixes
+    one = math.ceil((max_len(config, shape) + config.verify_rows) / page) * page
+    return min(tokens, config.memory.max_running * one)
 
 
 def check(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, machine: Machine) -> tuple[Refusal, ...]:
@@ -226,7 +228,7 @@ def check(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, mac
     `draft` is the drafter's shape, None when the config has no speculative draft.
     """
     found = list(_parallel(config, shape, draft, machine))
-    found += _lengths(config, shape, draft)
+    found += _lengths(config, shape)
     if draft is not None:
         found += _drafter(config, shape, draft)
     if isinstance(config.graphs, Captured) and machine.kind == "cpu":
@@ -261,16 +263,11 @@ def _parallel(config: EngineConfig, shape: ModelShape, draft: DraftShape | None,
         yield Refusal("parallel", f"needs {parallel.gpus} GPUs, this machine has {machine.devices}; lower a degree")
 
 
-def _lengths(config: EngineConfig, shape: ModelShape, draft: DraftShape | None) -> Iterator[Refusal]:
+def _lengths(config: EngineConfig, shape: ModelShape) -> Iterator[Refusal]:
     asked, longest = max_len(config, shape), shape.longest
     if asked > longest:
         yield Refusal("model.max_len", f"{asked} exceeds the {longest} positions the target is made for; lower it")
-    if draft is not None and asked > draft.core.longest:
-        yield Refusal(
-            "model.max_len",
-            f"{asked} exceeds the {draft.core.longest} positions the drafter is made for; set it to that or less",
-        )
-    rows, page = config.verify_rows, config.memory.page_size or DEFAULT_PAGE
+    rows, page = config.verify_rows, page_size(config)
     if rows >= asked:
         yield Refusal("draft", f"a round verifies {rows} rows and a text has at most {asked} tokens; shorten the block")
     tokens = config.memory.kv_tokens
@@ -365,6 +362,13 @@ def advise(config: EngineConfig, shape: ModelShape, draft: DraftShape | None) ->
             )
         if isinstance(asked, DDTreeDraft) and asked.width == 1 and asked.nodes != "auto":
             found.append(Refusal(f"{path}.width", "a tree of width 1 is a chain; kind: dflash is the same"))
+    if draft is not None and max_len(config, shape) > draft.core.longest:
+        found.append(
+            Refusal(
+                "model.max_len",
+                f"the drafter was trained for {draft.core.longest} positions; beyond them it is seldom right",
+            )
+        )
     if isinstance(config.graphs, Captured) and config.graphs.batch_sizes[-1] < config.memory.max_running:
         largest = config.graphs.batch_sizes[-1]
         found.append(Refusal("graphs.batch_sizes", f"rounds of more than {largest} running requests are not captured"))

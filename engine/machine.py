@@ -33,8 +33,9 @@ class Machine:
     """One host, or the part of it that a server may use.
 
     `memory` is bytes per device (the host's for a CPU), `bandwidth` bytes/s and `flops` bfloat16 FLOP/s of
-    one device, None where nobody has said or measured. `cores` are the CPU cores this process may use. `note`
-    says what detection could not find out.
+    one device, None where nobody has said or measured. `cores` are the CPU cores this process may use.
+    `bfloat16`: whether bfloat16 products run at speed, else `dtype: auto` means float32. `note` says what
+    detection could not find out.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Machine:
     devices: int = 1
     cores: int = 1
     source: Literal["datasheet", "measured", "unknown"] = "datasheet"
+    bfloat16: bool = True
     note: str | None = None
 
 
@@ -159,9 +161,35 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def cpu_has_bfloat16() -> bool:
+    """Return whether the CPU has what fast bfloat16 products need: AVX-512 on x86, the bf16 feature on Arm.
+
+    False where the system does not say (macOS): float32 is the safe choice there.
+    """
+    info = Path("/proc/cpuinfo")
+    if not info.is_file():
+        return False
+    for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            flags = set(value.split())
+            return {"avx512bw", "avx512vl", "avx512dq"} <= flags or "bf16" in flags
+    return False
+
+
 def cpu_machine(note: str | None = None) -> Machine:
     """Return this host as a CPU machine; bandwidth and FLOP/s are unknown until `measure_cpu`."""
-    return Machine(cpu_name(), "cpu", host_memory(), None, None, 1, usable_cores(), "unknown", note)
+    return Machine(
+        name=cpu_name(),
+        kind="cpu",
+        memory=host_memory(),
+        bandwidth=None,
+        flops=None,
+        cores=usable_cores(),
+        source="unknown",
+        bfloat16=cpu_has_bfloat16(),
+        note=note,
+    )
 
 
 @dataclass(frozen=True)

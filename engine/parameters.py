@@ -10,7 +10,8 @@ from engine.errors import ConfigError
 from engine.machine import Machine
 from engine.shape import DTYPE_BYTES, DraftShape, ModelShape
 
-DEFAULT_PREFILL_CHUNK = {"cuda": 2048, "cpu": 256}
+PAGE_SIZE = 32  # tokens
+PREFILL_CHUNK = 512  # tokens
 
 
 @dataclass(frozen=True)
@@ -108,33 +109,40 @@ def _decoder_parameters(shape: ModelShape, layers: int, rest: int, head_rows: in
 # --- precision and cache ---
 
 
-def compute_dtype(config: EngineConfig, shape: ModelShape) -> str:
-    """Return the precision of weights and activations: the config's, or the checkpoint's (float16: bfloat16)."""
+def compute_dtype(config: EngineConfig, shape: ModelShape, machine: Machine) -> str:
+    """Return the precision of weights and activations.
+
+    `auto` is the checkpoint's, but bfloat16 for float16, and float32 where the machine has no fast bfloat16.
+    """
     if config.model.dtype != "auto":
         return config.model.dtype
-    return "bfloat16" if shape.dtype == "float16" else shape.dtype
+    wanted = "bfloat16" if shape.dtype == "float16" else shape.dtype
+    return "float32" if wanted == "bfloat16" and not machine.bfloat16 else wanted
 
 
-def kv_dtype(config: EngineConfig, shape: ModelShape) -> str:
+def kv_dtype(config: EngineConfig, shape: ModelShape, machine: Machine) -> str:
     """Return the precision of the KV cache."""
-    return compute_dtype(config, shape) if config.model.kv_dtype == "auto" else config.model.kv_dtype
+    if config.model.kv_dtype != "auto":
+        return config.model.kv_dtype
+    return compute_dtype(config, shape, machine)
 
 
 _QUANTISED_BYTES = (("fp8", 1.0), ("int8", 1.0), ("w8", 1.0), ("fp4", 0.56), ("int4", 0.56), ("w4", 0.56))
 _FOUR_BIT = ("awq", "gptq", "compressed-tensors", "marlin", "bitsandbytes")
 
 
-def weight_bytes_each(config: EngineConfig, shape: ModelShape) -> tuple[float, str | None]:
+def weight_bytes_each(config: EngineConfig, shape: ModelShape, machine: Machine) -> tuple[float, str | None]:
     """Return bytes per parameter of the linear layers, and what was guessed about it."""
     name = config.model.quantization or shape.quantization
+    plain = DTYPE_BYTES[compute_dtype(config, shape, machine)]
     if name is None:
-        return DTYPE_BYTES[compute_dtype(config, shape)], None
+        return plain, None
     for part, size in _QUANTISED_BYTES:
         if part in name.lower():
             return size, None
     if any(part in name.lower() for part in _FOUR_BIT):
         return 0.56, f"quantisation {name} taken as 4 bits and scales"
-    return DTYPE_BYTES[compute_dtype(config, shape)], f"quantisation {name} is unknown, taken as none"
+    return plain, f"quantisation {name} is unknown, taken as none"
 
 
 def kv_bytes_per_token(shape: ModelShape, dtype: str, layers: int | None = None, tensor: int = 1) -> int:
@@ -148,9 +156,14 @@ def max_len(config: EngineConfig, shape: ModelShape) -> int:
     return config.model.max_len or shape.longest
 
 
-def prefill_chunk(config: EngineConfig, machine: Machine) -> int:
+def page_size(config: EngineConfig) -> int:
+    """Return the tokens of a KV page."""
+    return config.memory.page_size or PAGE_SIZE
+
+
+def prefill_chunk(config: EngineConfig) -> int:
     """Return the most prompt tokens of one step."""
-    return config.memory.prefill_chunk or DEFAULT_PREFILL_CHUNK[machine.kind]
+    return config.memory.prefill_chunk or PREFILL_CHUNK
 
 
 # --- drafts of a config ---

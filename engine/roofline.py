@@ -118,14 +118,14 @@ def round_time(
     bandwidth = machine.bandwidth * efficiency.memory * config.parallel.tensor
     flops = machine.flops * efficiency.compute * config.parallel.tensor
     rows = local * (draft.verify_rows if isinstance(draft, DFlashDraft) else 1)
-    verify = _phase(_verify_work(config, shape, rows, local, context), bandwidth, flops)
+    verify = _phase(_verify_work(config, shape, machine, rows, local, context), bandwidth, flops)
     if not isinstance(draft, DFlashDraft):
         return RoundEstimate(running, 1.0, None, verify, assumed=False)
     if draft_shape is None:
         raise ConfigError("the drafter's shape is needed to estimate a speculative round; read it first")
     given = accept_length if accept_length is not None else draft.simulate_accept
     length = given if given is not None else expected_accept_length(draft.block_size)
-    work = _propose_work(config, shape, draft_shape, draft, local, context, length)
+    work = _propose_work(config, shape, draft_shape, machine, draft, local, context, length)
     return RoundEstimate(running, length, _phase(work, bandwidth, flops), verify, assumed=given is None)
 
 
@@ -135,13 +135,15 @@ def _phase(work: tuple[float, float], bandwidth: float, flops: float) -> Phase:
     return Phase(read, computed, max(by_memory, by_compute), "memory" if by_memory >= by_compute else "compute")
 
 
-def _verify_work(config: EngineConfig, shape: ModelShape, rows: int, running: int, context: int) -> tuple[float, float]:
+def _verify_work(
+    config: EngineConfig, shape: ModelShape, machine: Machine, rows: int, running: int, context: int
+) -> tuple[float, float]:
     """Return (bytes, FLOP) of the target's forward over `rows` rows."""
     count = parameters(shape)
-    each, _ = weight_bytes_each(config, shape)
-    plain = DTYPE_BYTES[compute_dtype(config, shape)]
+    each, _ = weight_bytes_each(config, shape, machine)
+    plain = DTYPE_BYTES[compute_dtype(config, shape, machine)]
     head = shape.vocab * shape.hidden
-    cache = running * context * kv_bytes_per_token(shape, kv_dtype(config, shape))
+    cache = running * context * kv_bytes_per_token(shape, kv_dtype(config, shape, machine))
     attention = 4.0 * shape.layers * shape.heads * shape.head_dim * context * rows
     read = count.touched_body(rows) * each + head * plain + cache
     return read, 2.0 * rows * (count.active_body + head) + attention
@@ -151,6 +153,7 @@ def _propose_work(
     config: EngineConfig,
     shape: ModelShape,
     draft_shape: DraftShape,
+    machine: Machine,
     draft: DFlashDraft,
     running: int,
     context: int,
@@ -159,10 +162,10 @@ def _propose_work(
     """Return (bytes, FLOP) of the draft forward: the block's rows, and the last round's tokens as context."""
     core, layers = draft_shape.core, draft.layers or draft_shape.layers
     count = draft_parameters(draft_shape, layers)
-    plain = DTYPE_BYTES[compute_dtype(config, shape)]
+    plain = DTYPE_BYTES[compute_dtype(config, shape, machine)]
     head = (draft_shape.head_rows or shape.vocab) * core.hidden
     seen = min(context, draft.window) if draft.window is not None else context
-    cache = running * seen * kv_bytes_per_token(core, kv_dtype(config, shape), layers)
+    cache = running * seen * kv_bytes_per_token(core, kv_dtype(config, shape, machine), layers)
     rows = running * draft.block_size
     fuse = core.hidden * len(draft_shape.taps) * draft_shape.target_hidden
     new_context = fuse + layers * 2 * core.hidden * core.kv_heads * core.head_dim

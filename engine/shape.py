@@ -454,6 +454,15 @@ def read_shape(folder: Path) -> ModelShape:
     return _decoder(raw, folder / "config.json")
 
 
+def _speculators_decoder(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the nested decoder config; sliding windows may stand beside it and then go first."""
+    nested = raw.get("transformer_layer_config")
+    if not isinstance(nested, dict):
+        raise ModelError(f"{path}: transformer_layer_config is missing; copy the drafter's config.json again")
+    windows = ("use_sliding_window", "sliding_window", "layer_types", "max_window_layers")
+    return {**nested, **{key: raw[key] for key in windows if raw.get(key) is not None}}
+
+
 def read_draft_shape(folder: Path) -> DraftShape:
     """Read a DFlash drafter's config.json: z-lab's layout, or speculators' with its own head.
 
@@ -474,7 +483,7 @@ def read_draft_shape(folder: Path) -> DraftShape:
     inner = inner if isinstance(inner, dict) else {}
     if not speculators and "dflash_config" not in raw and "block_size" not in raw:
         raise ModelError(f"{path}: no dflash_config and no block_size, so no DFlash drafter; name the drafter's folder")
-    core = _decoder(raw.get("transformer_layer_config") if speculators else raw, path)
+    core = _decoder(_speculators_decoder(raw, path) if speculators else raw, path)
     merged = {**raw, **{key: value for key, value in inner.items() if value is not None}}
     if speculators and merged.get("target_layer_ids") is None:
         merged["target_layer_ids"] = raw.get("aux_hidden_state_layer_ids")

@@ -54,6 +54,7 @@ _ADVICE: dict[str, tuple[str, str]] = {
     "moe": ("a mixture-of-experts target", "use a dense Qwen3 or Llama target"),
     "sliding_window": ("a target with sliding-window layers", "use one with full attention"),
     "dynamic_rope": ("rope type dynamic", "use a model with default, linear, llama3 or yarn"),
+    "causal_draft": ("a drafter with causal blocks", "use one with is_causal false"),
     "draft_sliding_window": ("a drafter with sliding-window layers", "use one with full attention"),
 }
 
@@ -156,6 +157,8 @@ def model_refusals(shape: ModelShape, draft: DraftShape | None = None) -> tuple[
     if draft is not None:
         if any(window is not None for window in draft.core.windows):
             needs.append(Need("draft_sliding_window", "draft.model"))
+        elif any(draft.causal):
+            needs.append(Need("causal_draft", "draft.model"))
         if draft.core.experts is not None:
             needs.append(Need("moe", "draft.model"))
         if draft.core.quantization is not None:
