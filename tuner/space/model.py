@@ -1,0 +1,115 @@
+"""The sections of a search-space file, as types: what `tuner schema` prints and the reference is made of."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
+
+from engine.config import Count, Number, Size, Strict, Word
+from tuner.durations import Duration
+from tuner.records import Goal, MetricName, Workload
+from tuner.slo import parse_slo
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+def _slo_text(value: str) -> str:
+    parse_slo(value)
+    return value
+
+
+class Budget(Strict):
+    """How much a search may spend; the first limit reached ends it."""
+
+    trials: Annotated[Size, Field(le=100_000)] | None = Field(
+        None, description="Launches. The baseline is trial 0 of them; the confirmation is not counted."
+    )
+    wall: Duration | None = Field(None, gt=0, description="Wall time of search and confirmation: 150s, 10m, 2h.")
+    gpu_hours: Annotated[Number, Field(gt=0, le=1e9)] | None = Field(
+        None, description="GPUs of each trial × its time, in hours."
+    )
+
+    @model_validator(mode="after")
+    def _limited(self) -> Self:
+        if self.trials is None and self.wall is None and self.gpu_hours is None:
+            raise ValueError("a budget needs trials, wall or gpu_hours")
+        return self
+
+
+class Study(Strict):
+    """What the study is called and may spend."""
+
+    name: Word = Field(pattern=NAME, description="Folder below the results: letters, digits, `.`, `_`, `-`.")
+    seed: Annotated[Count, Field(lt=2**31)] = Field(0, description="Same seed, same suggestions and prompts.")
+    budget: Budget
+
+
+class Objective(Strict):
+    """One axis of the front."""
+
+    metric: MetricName = Field(description="A metric with its statistic, such as tpot_ms_p50.")
+    goal: Goal = Field(description="min or max.")
+    at: Size | None = Field(
+        None,
+        description="Concurrency that guides the search; null is the lowest for min, the highest for max.",
+    )
+
+    def level(self, concurrency: tuple[int, ...]) -> int:
+        """Return the concurrency that the optimiser is told of."""
+        if self.at is not None:
+            return self.at
+        return min(concurrency) if self.goal == "min" else max(concurrency)
+
+
+class Constraint(Strict):
+    """A limit that a trial must meet to be recommended."""
+
+    metric: MetricName = Field(description="A metric with its statistic, such as ttft_ms_p90.")
+    max: Number | None = Field(None, description="Upper limit.")
+    min: Number | None = Field(None, description="Lower limit.")
+    at: Size | None = Field(None, description="Concurrency at which it must hold; null is every one measured.")
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if (self.max is None) == (self.min is None):
+            raise ValueError("a constraint has either max or min")
+        return self
+
+
+class Pick(Strict):
+    """Which point of the front is recommended."""
+
+    slo: Annotated[Word, AfterValidator(_slo_text)] | None = Field(
+        None,
+        description="Limits that the recommendation must meet, such as `ttft_ms_p90<500, tpot_ms_p50<20`.",
+    )
+    load: Size | None = Field(None, description="Requests in flight to choose for; null is the highest measured.")
+
+
+class LocalExecutor(Strict):
+    """Trials run on this machine."""
+
+    kind: Literal["local"] = "local"
+    gpus: tuple[Count, ...] | None = Field(None, description="GPU indices that trials may use; null is all.")
+    ready: Duration = Field(900.0, gt=0, description="Longest time from a launch to a finished completion.")
+
+
+class SpaceFile(Strict):
+    """A search-space file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, protected_namespaces=())
+
+    schema_: Literal[1] = Field(alias="schema", description="Version of this format: 1.")
+    study: Study
+    engine: dict[str, Any] = Field(description="The fixed part: an EngineConfig; `draft` may be left to the search.")
+    search: dict[str, Any] = Field(
+        default_factory=dict, max_length=64, description="What varies: dotted EngineConfig paths to domains."
+    )
+    workload: Workload = Workload()
+    objectives: tuple[Objective, ...] = Field(
+        min_length=1, max_length=2, description="One or two: the axes of the front."
+    )
+    constraints: tuple[Constraint, ...] = Field((), max_length=32)
+    pick: Pick = Pick()
+    executor: LocalExecutor = LocalExecutor()
