@@ -463,6 +463,13 @@ def _speculators_decoder(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**nested, **{key: raw[key] for key in windows if raw.get(key) is not None}}
 
 
+def _speculators_taps(ids: object) -> object:
+    """Speculators name the stream *entering* layer i, which is the one after layer i − 1 (vllm-project/vllm#40727)."""
+    if isinstance(ids, list) and all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        return [i - 1 for i in ids]
+    return ids
+
+
 def read_draft_shape(folder: Path) -> DraftShape:
     """Read a DFlash drafter's config.json: z-lab's layout, or speculators' with its own head.
 
@@ -486,7 +493,7 @@ def read_draft_shape(folder: Path) -> DraftShape:
     core = _decoder(_speculators_decoder(raw, path) if speculators else raw, path)
     merged = {**raw, **{key: value for key, value in inner.items() if value is not None}}
     if speculators and merged.get("target_layer_ids") is None:
-        merged["target_layer_ids"] = raw.get("aux_hidden_state_layer_ids")
+        merged["target_layer_ids"] = _speculators_taps(raw.get("aux_hidden_state_layer_ids"))
     keys = _parse(_DraftKeys, merged, path)
     if keys.block_size is None or keys.mask_token_id is None:
         missing = "block_size" if keys.block_size is None else "mask_token_id"
