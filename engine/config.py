@@ -7,7 +7,6 @@ cannot do by `engine.backends`. Nothing here imports torch.
 
 from __future__ import annotations
 
-import difflib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -24,6 +23,7 @@ from pydantic import (
 )
 
 from engine.errors import ConfigError
+from engine.problems import problems
 
 SCHEMA = 1
 PAIR = Path(__file__).parent / "pair"
@@ -39,7 +39,7 @@ def _no_boolean(value: object) -> object:
     return value
 
 
-Word = Annotated[str, BeforeValidator(_no_boolean)]
+Word = Annotated[str, BeforeValidator(_no_boolean), Field(min_length=1)]
 Size = Annotated[PositiveInt, BeforeValidator(_no_boolean)]
 Count = Annotated[NonNegativeInt, BeforeValidator(_no_boolean)]
 Number = Annotated[float, BeforeValidator(_no_boolean), Field(allow_inf_nan=False)]
@@ -54,24 +54,18 @@ class Strict(BaseModel):
 class Model(Strict):
     """Which weights are served, and in what precision."""
 
-    target: Word = Field(
-        description="Folder or hub name of the target; `bundled` is the pair shipped with the engine."
-    )
+    target: Word = Field(description="Folder or hub name of the target; `bundled` is the pair shipped with the engine.")
     revision: Word | None = Field(None, description="Hub revision of the target.")
-    dtype: Literal["auto", "bfloat16", "float32", "float64"] = Field(
+    dtype: Annotated[Literal["auto", "bfloat16", "float32", "float64"], BeforeValidator(_no_boolean)] = Field(
         "auto", description="Compute precision; `auto` is the checkpoint's own."
     )
-    quantization: Word | None = Field(
-        None, description="Weight quantisation of the backend, such as fp8 or awq."
-    )
-    kv_dtype: Literal["auto", "bfloat16", "float32", "float64", "fp8_e4m3", "fp8_e5m2"] = Field(
-        "auto", description="Precision of the KV cache; `auto` follows `dtype`."
-    )
-    max_len: Size | None = Field(
-        None, description="Longest prompt plus output in tokens; null is the model's own."
-    )
+    quantization: Word | None = Field(None, description="Weight quantisation of the backend, such as fp8 or awq.")
+    kv_dtype: Annotated[
+        Literal["auto", "bfloat16", "float32", "float64", "fp8_e4m3", "fp8_e5m2"], BeforeValidator(_no_boolean)
+    ] = Field("auto", description="Precision of the KV cache; `auto` follows `dtype`.")
+    max_len: Size | None = Field(None, description="Longest prompt plus output in tokens; null is the model's own.")
     trust_remote_code: bool = Field(False, description="Run Python code found in the model's folder.")
-    load: Literal["weights", "dummy"] = Field(
+    load: Annotated[Literal["weights", "dummy"], BeforeValidator(_no_boolean)] = Field(
         "weights", description="`dummy` draws random weights: timing only, results are labelled synthetic."
     )
 
@@ -94,9 +88,7 @@ class DFlashDraft(Strict):
         description="Rows a request verifies in a round, the root included: block_size − 1 tokens are drafted.",
     )
     layers: Size | None = Field(None, description="Use only the first k draft layers; null uses all.")
-    window: Size | None = Field(
-        None, description="Draft attends to this many last context tokens; null to all."
-    )
+    window: Size | None = Field(None, description="Draft attends to this many last context tokens; null to all.")
     simulate_accept: Annotated[Number, Field(ge=1)] | None = Field(
         None, description="Force this mean accept length: timing only, results are labelled synthetic."
     )
@@ -134,11 +126,9 @@ class DDTreeDraft(DFlashDraft):
 
     @model_validator(mode="after")
     def _tree(self) -> Self:
-        if self.nodes == "auto":
-            return self
-        if self.max_nodes is not None:
+        if self.nodes != "auto" and self.max_nodes is not None:
             raise ValueError("max_nodes belongs to nodes: auto")
-        if self.width == 1 and self.nodes < self.block_size - 1:
+        if self.width == 1 and self.verify_rows < self.block_size:
             raise ValueError(f"width 1 is a chain and needs nodes >= block_size − 1 = {self.block_size - 1}")
         return self
 
@@ -168,9 +158,7 @@ class PolicyDraft(Strict):
         expected = 1
         for index, (low, high, _) in enumerate(self.by_running):
             if low != expected:
-                raise ValueError(
-                    f"range {index} starts at {low}, expected {expected}: ranges follow without gaps"
-                )
+                raise ValueError(f"range {index} starts at {low}, expected {expected}: ranges follow without gaps")
             last = index == len(self.by_running) - 1
             if (high is None) != last:
                 raise ValueError("exactly the last range has `to: null`")
@@ -194,9 +182,7 @@ class Captured(Strict):
     """Rounds replay CUDA graphs captured at these batch sizes (running requests, padded up)."""
 
     kind: Literal["captured"] = "captured"
-    batch_sizes: tuple[Size, ...] = Field(
-        (1, 2, 4, 8), min_length=1, description="Running requests, ascending."
-    )
+    batch_sizes: tuple[Size, ...] = Field((1, 2, 4, 8), min_length=1, description="Running requests, ascending.")
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -236,9 +222,7 @@ class Memory(Strict):
     )
     kv_tokens: Size | None = Field(None, description="KV cache size in tokens.")
     page_size: Size | None = Field(None, description="Tokens in a KV page; null is the backend's own.")
-    max_running: Size = Field(
-        16, description="Most requests decoded at once; set alike in every arm of a comparison."
-    )
+    max_running: Size = Field(16, description="Most requests decoded at once; set alike in every arm of a comparison.")
     prefill_chunk: Size | None = Field(
         None, description="Most prompt tokens computed in one step; null is the backend's own."
     )
@@ -254,15 +238,13 @@ class Memory(Strict):
 class Attention(Strict):
     """Which attention kernels run."""
 
-    backend: Word = Field(
-        "auto", description="auto, or a name of the backend: torch, triton, flashinfer, fa3 …"
-    )
+    backend: Word = Field("auto", description="auto, or a name of the backend: torch, triton, flashinfer, fa3 …")
 
 
 class Backend(Strict):
     """Which server runs the config."""
 
-    kind: Literal["native", "sglang", "vllm"] = "native"
+    kind: Annotated[Literal["native", "sglang", "vllm"], BeforeValidator(_no_boolean)] = "native"
     version: Word | None = Field(None, description="Version of the server; null is the one installed.")
 
 
@@ -314,6 +296,12 @@ class LaunchEntry(Strict):
     last: Size | None = Field(None, alias="to")
     config: EngineConfig
 
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if self.last is not None and self.last < self.first:
+            raise ValueError(f"the range is empty: {self.first} to {self.last}")
+        return self
+
 
 class LaunchStudy(Strict):
     """Where a launch file comes from."""
@@ -336,14 +324,29 @@ class LaunchFile(Strict):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
 
-    schema_: Literal[1] = Field(1, alias="schema")
+    schema_: Annotated[Literal[1], BeforeValidator(_no_boolean)] = Field(1, alias="schema")
     entries: tuple[LaunchEntry, ...] = Field(min_length=1)
-    expected: dict[int, dict[str, tuple[float, float]]] = Field(
+    expected: dict[Size, dict[str, tuple[Number, Number]]] = Field(
         default_factory=dict, description="By concurrency: metric name to its interval."
     )
     synthetic: bool = False
     study: LaunchStudy | None = None
     deploy: LaunchDeploy | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        expected_first = 1
+        for index, entry in enumerate(self.entries):
+            if entry.first != expected_first:
+                raise ValueError(f"entry {index} starts at {entry.first}, expected {expected_first}: no gaps")
+            if entry.last is None and index < len(self.entries) - 1:
+                raise ValueError(f"entry {index} has no `to`; only the last entry may be without")
+            expected_first = (entry.last or 0) + 1
+        for concurrency, metrics in self.expected.items():
+            for name, (low, high) in metrics.items():
+                if low > high:
+                    raise ValueError(f"expected.{concurrency}.{name}: the interval {low} to {high} is empty")
+        return self
 
 
 def bundled() -> EngineConfig:
@@ -372,29 +375,7 @@ def explain(error: ValidationError, root: type[BaseModel] = EngineConfig) -> lis
 
 def explain_paths(error: ValidationError, root: type[BaseModel] = EngineConfig) -> list[tuple[str, str]]:
     """Return (dotted path, message with hint) per problem of a validation error."""
-    lines = []
-    for problem in error.errors():
-        location = [part for part in problem["loc"] if not _is_tag(part)]
-        path = ".".join(str(part) for part in location)
-        message = problem["msg"].removeprefix("Value error, ")
-        if problem["type"] == "extra_forbidden":
-            message = "no such field"
-            near = difflib.get_close_matches(str(location[-1]), field_names(root), n=1)
-            if near:
-                parent = ".".join(str(part) for part in location[:-1])
-                message += f", did you mean {parent + '.' if parent else ''}{near[0]}?"
-        if problem["type"] == "union_tag_invalid" and problem["ctx"]["tag"] in ("True", "False"):
-            path, message = f"{path}.kind", "YAML read this as a boolean; a word is meant here, so quote it"
-        lines.append((path, message))
-    return lines
-
-
-_TAGS = {"none", "dflash", "ddtree", "policy", "eager", "captured"}
-
-
-def _is_tag(part: object) -> bool:
-    """Pydantic puts a union's tag into the location; the file has no such level."""
-    return part in _TAGS
+    return problems(error, root)
 
 
 def field_names(root: type[BaseModel] = EngineConfig) -> list[str]:
@@ -428,14 +409,12 @@ def load_launch(path: Path) -> LaunchFile:
     """
     document = read_yaml(path)
     if not isinstance(document, dict):
-        raise ConfigError(
-            f"{path}: expected a mapping with `model:` (an EngineConfig) or `entries:` (a launch file)"
-        )
+        raise ConfigError(f"{path}: expected a mapping with `model:` (an EngineConfig) or `entries:` (a launch file)")
     try:
         if "entries" in document:
             return LaunchFile.model_validate(document)
         schema = document.pop("schema", SCHEMA)
-        if schema != SCHEMA:
+        if schema != SCHEMA or isinstance(schema, bool):
             raise ConfigError(f"{path}: schema {schema!r} is unknown, this version reads schema {SCHEMA}")
         return LaunchFile(entries=(LaunchEntry(config=EngineConfig.model_validate(document)),))
     except ValidationError as error:
