@@ -264,6 +264,7 @@ class _DraftKeys(_Json):
     mask_token_id: Id | None = None
     num_target_layers: Dim | None = None
     is_causal: bool | None = None
+    causal: bool | None = None  # the newer spelling of is_causal
     draft_vocab_size: Dim | None = None
     target_hidden_size: Dim | None = None
 
@@ -282,6 +283,8 @@ _EXTRAS: dict[str, tuple[object, ...]] = {
     "attention_sink_bias": _OFF,
     "attention_value_scale": _ONE,
     "input_embedding_scale": _ONE,
+    "sample_from_anchor": _OFF,
+    "markov_rank": _OFF,
 }
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -507,6 +510,7 @@ def read_draft_shape(folder: Path) -> DraftShape:
         raise ModelError(
             f"{path}: num_target_layers {keys.num_target_layers} is too small for {core.layers} draft layers"
         )
+    causal = keys.causal if keys.is_causal is None else keys.is_causal
     sliding = tuple(window is not None for window in core.windows)
     return DraftShape(
         core=core,
@@ -516,6 +520,6 @@ def read_draft_shape(folder: Path) -> DraftShape:
         target_layers=keys.num_target_layers,
         target_hidden=keys.target_hidden_size or core.hidden,
         head_rows=keys.draft_vocab_size if speculators else None,
-        causal=sliding if keys.is_causal is None else (keys.is_causal,) * core.layers,
+        causal=sliding if causal is None else (causal,) * core.layers,
         extras=tuple(key for key, neutral in _EXTRAS.items() if merged.get(key) not in neutral),
     )
