@@ -1,0 +1,182 @@
+"""What a request asks for: bodies to jobs, and everything that is refused on the way. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from engine.config import explain_paths
+from engine.front.exchange import Refused
+from engine.protocol import ChatBody, CompletionBody, Generation
+
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+MAX_STOP_CHARACTERS = 1024
+MESSAGE_WIDTH = 300
+
+# Fields of other servers that would change the output, with the values that do not.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "add_special_tokens": (),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "early_stopping": (False,),
+    "ebnf": (),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "grammar": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "include_stop_str_in_output": (False,),
+    "json_schema": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "lora_path": (),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "no_stop_trim": (False,),
+    "presence_penalty": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "regex": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "stop_regex": ([],),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+
+Body = TypeVar("Body", bound=Generation)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One generation, ready to submit."""
+
+    prompt: tuple[int, ...]
+    max_tokens: int
+    eos: tuple[int, ...]
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    token_ids: bool
+
+
+def parse(raw: bytes, kind: type[Body]) -> Body:
+    """Return the body of a request.
+
+    Raises:
+        Refused: 400, not JSON or not such a body.
+    """
+    try:
+        document = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise Refused(400, "the body must be a JSON object")
+    try:
+        return kind.model_validate(document)
+    except ValidationError as error:
+        path, message = explain_paths(error, kind)[0]
+        name = path.split(".")[0]
+        if name == "prompt":
+            message = "one text, or one list of token ids (not empty, each in [0, 2^31)), is meant here"
+        if name == "n":
+            message = "only n = 1 is supported"
+        raise Refused(400, f"{path or 'body'}: {message}"[:MESSAGE_WIDTH], param=name or None) from None
+
+
+def check_supported(body: Generation, samples_by_default: bool) -> None:
+    """Refuse what would change the output and is not built.
+
+    Args:
+        samples_by_default: the target's generation_config.json says do_sample.
+
+    Raises:
+        Refused: 400, naming the field.
+    """
+    if body.temperature is None and samples_by_default:
+        message = "not yet: the target's generation_config.json samples by default and only greedy decoding is built"
+        raise Refused(400, f"{message}; pass temperature 0", param="temperature")
+    if body.temperature:
+        raise Refused(400, "not yet: sampling is not built, pass temperature 0", param="temperature")
+    if isinstance(body, CompletionBody):
+        if body.echo:
+            raise Refused(400, "not yet: echo is not built", param="echo")
+        if body.logprobs is not None:
+            raise Refused(400, "not yet: logprobs are not built", param="logprobs")
+    if isinstance(body, ChatBody) and (body.logprobs or body.top_logprobs):
+        raise Refused(400, "not yet: logprobs are not built", param="logprobs")
+    for name, value in (body.model_extra or {}).items():
+        if name in NEUTRAL and value is not None and not any(value == neutral for neutral in NEUTRAL[name]):
+            raise Refused(400, f"{name} is not supported: leave it out", param=name)
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in body.stops):
+        raise Refused(400, f"a stop string may have {MAX_STOP_CHARACTERS} characters at most", param="stop")
+
+
+def too_long(prompt: str, context: int) -> Refused:
+    """Return the refusal of a prompt that leaves no room for a token."""
+    return Refused(
+        400,
+        f"the prompt has {prompt}, the context of {context} tokens takes {context - 1} and one new token at most",
+        "context_length_exceeded",
+        "prompt",
+    )
+
+
+def job(
+    body: CompletionBody | ChatBody, prompt: Sequence[int], context: int, vocab_size: int, eos: tuple[int, ...]
+) -> Job:
+    """Return what to submit.
+
+    Args:
+        prompt: token ids.
+        context: longest prompt plus output, in tokens; the output is clipped to it (finish reason "length").
+        eos: what ends a text unless the request ignores it.
+
+    Raises:
+        Refused: 400, an empty or too long prompt, or a token id outside the vocabulary.
+    """
+    if not prompt:
+        raise Refused(400, "the prompt has no tokens", param="prompt")
+    if len(prompt) > context - 1:
+        raise too_long(f"{len(prompt)} tokens", context)
+    highest = max(prompt)
+    if highest >= vocab_size:
+        raise Refused(400, f"token id {highest} is outside the vocabulary of {vocab_size}", param="prompt")
+    asked: int | None
+    if isinstance(body, ChatBody):
+        asked = body.max_completion_tokens or body.max_tokens
+    else:
+        asked = body.max_tokens or COMPLETION_MAX_TOKENS
+    room = context - len(prompt)
+    options = body.stream_options
+    return Job(
+        prompt=tuple(prompt),
+        max_tokens=room if asked is None else min(asked, room),
+        eos=() if body.ignore_eos else eos,
+        stops=body.stops,
+        stream=body.stream,
+        include_usage=options is not None and options.include_usage,
+        continuous_usage=options is not None and options.continuous_usage_stats,
+        token_ids=body.return_token_ids,
+    )

@@ -1,0 +1,90 @@
+"""`engine serve`: the HTTP front's life from the bound port to the exit status.
+
+    bind ─▶ start the engine process ─▶ serve HTTP while it loads ─▶ ready ─▶ a signal or the engine's end ─▶ exit
+
+The front stays small and quick to start: it never imports torch. What it imports besides is imported after the
+engine process has been started, which takes far longer to load.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.config import EngineConfig
+from engine.errors import EngineError, PortError
+from engine.events import emit
+from engine.front.process import STOP_SIGNALS, WORKER, End, EngineProcess
+
+BACKLOG = 2048
+
+
+@dataclass(frozen=True)
+class Service:
+    """What to serve, and where. `admin_key` opens POST /policy to other hosts, once that is built."""
+
+    config: EngineConfig
+    host: str
+    port: int  # 0: any free one, named by the `listening` event
+    name: str
+    admin_key: str | None = None
+
+
+def serve(config: EngineConfig, host: str, port: int, name: str, admin_key: str | None = None) -> int:
+    """Serve until a signal or the engine process's end; return the exit status.
+
+    Writes one-line JSON events to stderr: `listening` once the port is bound, `ready` when a generation would start,
+    `exit` at the end, with the status, its kind and the cause. SIGTERM and SIGINT drain and end with 0.
+
+    Args:
+        name: the served model's name in the API.
+    """
+    return run(Service(config, host, port, name, admin_key), WORKER)
+
+
+def run(service: Service, worker: Sequence[str]) -> int:
+    """`serve`, with the engine process's command given."""
+    started = time.monotonic()
+    # Until the event loop handles them, signals wait; the engine process inherits the mask and is ended by its socket.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        end = _run(service, worker, started)
+    except EngineError as error:
+        end = End(error.exit, error.kind, str(error))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    emit("exit", code=int(end.code), kind=end.kind, message=end.message)
+    return end.code
+
+
+def _run(service: Service, worker: Sequence[str], started: float) -> End:
+    with bind(service.host, service.port) as listener, EngineProcess(service.config, worker) as process:
+        address, port = listener.getsockname()[:2]
+        url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
+        emit("listening", url=url, host=address, port=port, model=service.name, engine_pid=process.pid)
+        from engine.front.life import live  # after the engine process: these imports take a while
+
+        return live(service.config, service.name, listener, process, started)
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket.
+
+    Raises:
+        PortError: the address is taken, not ours, or no address.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except (socket.gaierror, UnicodeError) as error:
+        raise PortError(
+            f"host {host!r} cannot be resolved ({error}); use 127.0.0.1 or an address of this machine"
+        ) from error
+    except OverflowError as error:
+        raise PortError(f"port {port} is none: use 1 to 65535, or 0 for any free one") from error
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise PortError(f"{host}:{port} cannot be bound ({reason}); choose another --port or --host") from error
