@@ -40,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     generate = commands.add_parser("generate", help="continue prompts without a server")
     generate.add_argument("--config", type=Path, default=None, help="default: the bundled pair, no speculation")
     generate.add_argument("--max-tokens", type=int, default=64)
-    generate.add_argument("--json", action="store_true", help="one JSON object a prompt: text, token_ids, accept_length")
+    generate.add_argument("--json", action="store_true", help="one JSON object a prompt, with token ids")
     generate.add_argument("prompts", nargs="+", help="texts to continue")
     generate.set_defaults(run=_generate)
 
@@ -91,16 +91,18 @@ def _generate(arguments: argparse.Namespace) -> int:
     from engine.loop import Loop
     from engine.runtime import build, resolve
     from engine.scheduler import Request
-    from engine.text import load_text
+    from engine.text import Text
 
-    text = load_text(target_folder(config))
+    text = Text(target_folder(config))
     loop = Loop(build(resolve(config)))
     outputs: dict[int, list[int]] = {}
     for number, prompt in enumerate(arguments.prompts):
         tokens = tuple(text.encode(prompt))
         outputs[number] = []
-        reason = "the prompt is empty" if not tokens else loop.submit(
-            Request(number, tokens, arguments.max_tokens, text.eos)
+        reason = (
+            "the prompt is empty"
+            if not tokens
+            else loop.submit(Request(number, tokens, arguments.max_tokens, text.eos))
         )
         if reason is not None:
             raise ConfigError(f"prompt {number}: {reason}")

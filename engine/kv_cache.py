@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -92,9 +93,7 @@ class KVCache:
         self.target = _pool(target, pages * page_size, dtype, device)
         self.draft = None if draft is None else _pool(draft, pages * page_size, dtype, device)
         # Zero, so that a position behind a request's end points at a real slot; masks hide what it holds.
-        self._table = torch.zeros(
-            max_running, self.pages_for(max_tokens) * page_size, dtype=torch.int64, device=device
-        )
+        self._table = torch.zeros(max_running, self.pages_for(max_tokens) * page_size, dtype=torch.int64, device=device)
 
     @property
     def free_pages(self) -> int:
@@ -128,9 +127,7 @@ class KVCache:
         self._free = [page for page in self._free if page not in taken]
         row = self._rows.pop()
         size = self.page_size
-        slots = torch.tensor(pages, device=self._device)[:, None] * size + torch.arange(
-            size, device=self._device
-        )
+        slots = torch.tensor(pages, device=self._device)[:, None] * size + torch.arange(size, device=self._device)
         self._table[row].zero_()
         self._table[row, : needed * size] = slots.flatten()
         together = pages == list(range(pages[0], pages[0] + needed))
@@ -147,9 +144,7 @@ class KVCache:
         entries = [self._entries[request] for request in requests]
         for request, entry in zip(requests, entries, strict=True):
             if entry.length + rows > entry.capacity:
-                raise ValueError(
-                    f"request {request}: {entry.length} + {rows} rows exceed its {entry.capacity} slots"
-                )
+                raise ValueError(f"request {request}: {entry.length} + {rows} rows exceed its {entry.capacity} slots")
         starts = tuple(entry.length for entry in entries)
         only = entries[0].first_slot if len(entries) == 1 else None
         offsets = torch.arange(rows, device=self._device)
@@ -168,20 +163,23 @@ class KVCache:
         for request, count in zip(requests, counts, strict=True):
             entry = self._entries[request]
             if entry.length + count > entry.capacity:
-                raise ValueError(
-                    f"request {request}: {entry.length} + {count} exceed its {entry.capacity} slots"
-                )
+                raise ValueError(f"request {request}: {entry.length} + {count} exceed its {entry.capacity} slots")
             entry.length += count
 
 
 def _pool(shape: PoolShape, slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros [layers, slots, 2 × kv_heads, head_dim]: what masks hide must be finite, not left-over bits."""
     size = (shape.layers, slots, 2 * shape.kv_heads, shape.head_dim)
+    nbytes = torch.Size(size).numel() * dtype.itemsize
     try:
+        if device.type == "cpu":
+            # numpy asks the system for zero pages, which take memory only once they are used.
+            return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)).view(dtype).view(size)
         return torch.zeros(size, dtype=dtype, device=device)
-    except (torch.OutOfMemoryError, RuntimeError, MemoryError) as error:
-        gib = torch.Size(size).numel() * dtype.itemsize / 2**30
+    except (torch.OutOfMemoryError, MemoryError) as error:
         raise OutOfMemory(
-            f"a KV pool of {slots} tokens ({gib:.1f} GiB) does not fit; lower memory.kv_tokens or memory.max_running"
+            f"a KV pool of {slots} tokens ({nbytes / 2**30:.1f} GiB) does not fit; "
+            "lower memory.kv_tokens or memory.max_running"
         ) from error
 
 

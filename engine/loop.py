@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from engine.runtime import Runtime
 from engine.scheduler import Progress, Request
 from engine.speculate import step
@@ -80,10 +82,6 @@ class Loop:
         )
 
 
-def _pool_bytes(pool: object) -> int:
+def _pool_bytes(pool: Tensor | None) -> int:
     """Bytes of one cached token in all layers of a pool [layers, slots, heads, head_dim]."""
-    import torch
-
-    if not isinstance(pool, torch.Tensor):
-        return 0
-    return pool.shape[0] * pool.shape[2] * pool.shape[3] * pool.element_size()
+    return 0 if pool is None else pool[:, 0].numel() * pool.element_size()

@@ -120,9 +120,7 @@ class Scheduler:
             admitted=admitted,
             prefill=self._chunks(),
             decode=tuple(
-                Decode(number, running.root)
-                for number, running in self._running.items()
-                if running.root is not None
+                Decode(number, running.root) for number, running in self._running.items() if running.root is not None
             ),
         )
 

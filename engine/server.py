@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from engine.config import EngineConfig
 from engine.errors import EngineError, PortError
 from engine.events import emit
+from engine.front.limits import Limits
 from engine.front.process import STOP_SIGNALS, WORKER, End, EngineProcess
 
 BACKLOG = 2048
@@ -42,16 +43,16 @@ def serve(config: EngineConfig, host: str, port: int, name: str, admin_key: str 
     Args:
         name: the served model's name in the API.
     """
-    return run(Service(config, host, port, name, admin_key), WORKER)
+    return run(Service(config, host, port, name, admin_key), WORKER, Limits())
 
 
-def run(service: Service, worker: Sequence[str]) -> int:
-    """`serve`, with the engine process's command given."""
+def run(service: Service, worker: Sequence[str], limits: Limits) -> int:
+    """`serve`, with the engine process's command and the clients' limits given."""
     started = time.monotonic()
     # Until the event loop handles them, signals wait; the engine process inherits the mask and is ended by its socket.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
-        end = _run(service, worker, started)
+        end = _run(service, worker, limits, started)
     except EngineError as error:
         end = End(error.exit, error.kind, str(error))
     finally:
@@ -60,14 +61,14 @@ def run(service: Service, worker: Sequence[str]) -> int:
     return end.code
 
 
-def _run(service: Service, worker: Sequence[str], started: float) -> End:
+def _run(service: Service, worker: Sequence[str], limits: Limits, started: float) -> End:
     with bind(service.host, service.port) as listener, EngineProcess(service.config, worker) as process:
         address, port = listener.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
         emit("listening", url=url, host=address, port=port, model=service.name, engine_pid=process.pid)
         from engine.front.life import live  # after the engine process: these imports take a while
 
-        return live(service.config, service.name, listener, process, started)
+        return live(service.config, service.name, listener, process, started, limits)
 
 
 def bind(host: str, port: int) -> socket.socket:

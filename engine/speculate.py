@@ -46,7 +46,7 @@ class Work:
 
     requests: int = 0
     target_rows: int = 0
-    draft: DraftWork = DraftWork()
+    draft: DraftWork = field(default_factory=DraftWork)
     context_rows: int = 0
     target_kv_rows_read: int = 0
     prefill_rows: int = 0
@@ -134,9 +134,7 @@ def forward(proposal: Tensor, places: Reservation, engine: Engine) -> tuple[Tens
     """Run the target on [requests, rows]; return its choices alike, features by row, and KV rows read a layer."""
     plan = engine.attention.plan([places.span(causal=True)])
     rows = Rows(places.positions, places.write, engine.target.rotation[places.positions][:, None], plan)
-    hidden, features = engine.target.forward(
-        proposal.flatten(), rows, engine.cache.target, engine.drafter.taps
-    )
+    hidden, features = engine.target.forward(proposal.flatten(), rows, engine.cache.target, engine.drafter.taps)
     choices = engine.target.head(hidden).max(dim=-1).indices.view(proposal.shape)
     return choices, features, engine.attention.kv_rows_read(plan)
 

@@ -42,7 +42,5 @@ def forced(proposal: Tensor, choices: Tensor, accept_length: float, generator: t
 
 def _verdict(accepted: list[int], proposal: Tensor, choices: Tensor) -> Verdict:
     drafted, bonus = proposal[:, 1:].tolist(), choices.tolist()
-    tokens = tuple(
-        (*drafted[request][:count], bonus[request][count]) for request, count in enumerate(accepted)
-    )
+    tokens = tuple((*drafted[request][:count], bonus[request][count]) for request, count in enumerate(accepted))
     return Verdict(tuple(accepted), tokens)

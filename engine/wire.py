@@ -97,7 +97,8 @@ def encode(frame: Frame) -> bytes:
 def decode(line: bytes) -> Frame:
     """Inverse of `encode`."""
     kind, fields = json.loads(line)
-    return _KINDS[kind](**{name: tuple(v) if name in _TUPLES else v for name, v in fields.items()})
+    arguments: dict[str, Any] = {name: tuple(v) if name in _TUPLES else v for name, v in fields.items()}
+    return _KINDS[kind](**arguments)
 
 
 class LineBuffer:

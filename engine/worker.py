@@ -15,14 +15,18 @@ import socket
 import sys
 import time
 import traceback
+from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, Exit, OutOfMemory
 from engine.runtime import end_with_parent
 from engine.wire import Ask, Cancel, Drain, Fatal, Frame, Info, LineBuffer, Ready, Submit, Tokens, encode
 
+if TYPE_CHECKING:
+    from engine.loop import Loop
+
 CHUNK = 1 << 20
-RELOAD_LIMIT_SECONDS = 30.0  # how long last words may take to be read
+LAST_WORDS_SECONDS = 30.0  # how long last words may take to be read
 
 
 class Channel:
@@ -70,7 +74,7 @@ class Channel:
 
     def finish(self) -> None:
         """Write everything that is queued, within a bound."""
-        deadline = time.monotonic() + RELOAD_LIMIT_SECONDS
+        deadline = time.monotonic() + LAST_WORDS_SECONDS
         while self._unsent and not self.closed and (left := deadline - time.monotonic()) > 0:
             select.select([], [self._socket], [], left)
             self.flush()
@@ -89,8 +93,8 @@ def run(channel: Channel, config: EngineConfig) -> None:
 
     began = time.perf_counter()
     runtime = build(resolve(config))
-    loop = Loop(runtime)
-    warm_up(loop)
+    warm_up(Loop(runtime))
+    loop = Loop(runtime)  # counts from zero
     channel.send(Ready(runtime.describe() | {"seconds_load": time.perf_counter() - began}))
     draining = False
     while not channel.closed:
@@ -111,21 +115,13 @@ def run(channel: Channel, config: EngineConfig) -> None:
                 case _:
                     raise ValueError(f"unexpected frame {type(frame).__name__}")
         if not loop.idle:
-            channel.send(
-                *(
-                    Tokens(each.id, each.tokens, each.finish, each.verify_count)
-                    for each in loop.advance()
-                )
-            )
+            channel.send(*(Tokens(each.id, each.tokens, each.finish, each.verify_count) for each in loop.advance()))
 
 
-def warm_up(loop: object) -> None:
+def warm_up(loop: Loop) -> None:
     """Run one short request through every path, so that the first client does not pay for first calls."""
-    from engine.loop import Loop
     from engine.scheduler import Request
 
-    if not isinstance(loop, Loop):
-        raise TypeError("warm_up takes a Loop")
     reason = loop.submit(Request(id=-1, prompt=(0, 0, 0, 0), max_tokens=4))
     if reason is not None:
         raise OutOfMemory(f"not even a request of four tokens fits: {reason}")

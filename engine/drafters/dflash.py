@@ -26,9 +26,7 @@ class DFlashDrafter:
     def propose(self, roots: Tensor, places: Reservation, cache: KVCache) -> tuple[Tensor, DraftWork]:
         """Return [requests, block_size]; see `base.Drafter`."""
         requests, block = roots.shape[0], self.rows
-        tokens = torch.full(
-            (requests, block), self._model.shape.mask_token_id, dtype=roots.dtype, device=roots.device
-        )
+        tokens = torch.full((requests, block), self._model.shape.mask_token_id, dtype=roots.dtype, device=roots.device)
         tokens[:, 0] = roots
         plan = self._attention.plan([places.span(causal=False)])
         rotation = self._model.rotation[places.positions][:, None]

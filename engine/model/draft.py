@@ -47,9 +47,7 @@ class DraftModel:
         self._stack = Stack(stack, tensors, LAYERS, attention)
         weight, bias, self._position = _context(stack, tensors, layers)
         self._context: Linear = kernel(weight, bias)
-        self._head: Linear = (
-            kernel(tensors["lm_head.weight"], None) if "lm_head.weight" in tensors else target.head
-        )
+        self._head: Linear = kernel(tensors["lm_head.weight"], None) if "lm_head.weight" in tensors else target.head
         self._to_target = _vocabulary(tensors)
         self.weight_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
         self.rotation = rotation_table(stack.rope, stack.head_dim, positions, fc.dtype, fc.device)

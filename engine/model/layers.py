@@ -56,9 +56,7 @@ class NormRotate:
     def __call__(self, heads: Tensor, rotation: Tensor) -> Tensor:
         """Normalise and rotate [N, heads, head_dim]; `weight` is [heads, head_dim]."""
         x = heads.to(self._dtype)
-        scale = (
-            torch.linalg.vector_norm(x, 2, -1, True).square_().mul_(1 / self._size).add_(self._eps).rsqrt_()
-        )
+        scale = torch.linalg.vector_norm(x, 2, -1, True).square_().mul_(1 / self._size).add_(self._eps).rsqrt_()
         return rotate((x * scale).mul_(self._weight), rotation)
 
 
@@ -71,9 +69,7 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 class Layer:
     """Pre-norm attention and SwiGLU, both residual."""
 
-    def __init__(
-        self, shape: ModelShape, tensors: Mapping[str, Tensor], prefix: str, attention: Attention
-    ) -> None:
+    def __init__(self, shape: ModelShape, tensors: Mapping[str, Tensor], prefix: str, attention: Attention) -> None:
         self._dims, self._attention = shape, attention
         self._mixed = shape.heads + shape.kv_heads  # heads that are rotated: queries, then keys
         get = _Getter(tensors, prefix)
@@ -106,9 +102,7 @@ class Layer:
 class Stack:
     """Layers in order, tapping the residual stream after some of them."""
 
-    def __init__(
-        self, shape: ModelShape, tensors: Mapping[str, Tensor], prefix: str, attention: Attention
-    ) -> None:
+    def __init__(self, shape: ModelShape, tensors: Mapping[str, Tensor], prefix: str, attention: Attention) -> None:
         self._layers = [Layer(shape, tensors, f"{prefix}{i}.", attention) for i in range(shape.layers)]
 
     def __call__(

@@ -33,9 +33,7 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> Tensor:
         case YarnRope():
             return _yarn(rope, plain, head_dim)
         case DynamicRope():
-            raise UnsupportedModel(
-                "rope type dynamic is not implemented; use default, linear, llama3 or yarn"
-            )
+            raise UnsupportedModel("rope type dynamic is not implemented; use default, linear, llama3 or yarn")
 
 
 def vector_scale(rope: Rope) -> float:
@@ -71,9 +69,7 @@ def _yarn(rope: YarnRope, plain: Tensor, head_dim: int) -> Tensor:
     return plain / rope.factor * ramp + plain * (1 - ramp)
 
 
-def rotation_table(
-    rope: Rope, head_dim: int, positions: int, dtype: torch.dtype, device: torch.device
-) -> Tensor:
+def rotation_table(rope: Rope, head_dim: int, positions: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return [positions, head_dim / 2] complex rotations; complex128 for float64 models, else complex64."""
     angle = torch.outer(torch.arange(positions, dtype=torch.float64), inverse_frequencies(rope, head_dim))
     table = torch.polar(torch.full_like(angle, vector_scale(rope)), angle)

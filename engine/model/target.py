@@ -22,9 +22,7 @@ LAYERS = "model.layers."
 class Target:
     """Logits and tapped features of rows, against a KV pool that the caller owns."""
 
-    def __init__(
-        self, shape: ModelShape, tensors: Mapping[str, Tensor], attention: Attention, positions: int
-    ) -> None:
+    def __init__(self, shape: ModelShape, tensors: Mapping[str, Tensor], attention: Attention, positions: int) -> None:
         self.shape = shape
         self._embedding = tensors["model.embed_tokens.weight"]
         kernel = kernel_for(self._embedding.device, self._embedding.dtype)
@@ -41,9 +39,7 @@ class Target:
         """Return [N, hidden] of [N] token ids."""
         return F.embedding(tokens, self._embedding)
 
-    def forward(
-        self, tokens: Tensor, rows: Rows, pool: Tensor, taps: tuple[int, ...]
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(self, tokens: Tensor, rows: Rows, pool: Tensor, taps: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         """Run all layers on [N] tokens.
 
         Returns:

@@ -63,17 +63,13 @@ def _files(folder: Path) -> list[Path]:
     if not index.exists():
         single = folder / "model.safetensors"
         if not single.exists():
-            raise ModelError(
-                f"{folder}: no model.safetensors and no model.safetensors.index.json; weights are missing"
-            )
+            raise ModelError(f"{folder}: no model.safetensors and no model.safetensors.index.json; weights are missing")
         return [single]
     try:
         mapping = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         names = sorted({str(name) for name in mapping.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"{index}: not an index of safetensors files ({error}); download it again"
-        ) from error
+        raise ModelError(f"{index}: not an index of safetensors files ({error}); download it again") from error
     paths = [folder / Path(name).name for name in names]
     for path in paths:
         if not path.exists():
@@ -81,9 +77,7 @@ def _files(folder: Path) -> list[Path]:
     return paths
 
 
-def _read(
-    path: Path, shapes: Shapes, device: torch.device, prefixes: tuple[str, ...]
-) -> Iterator[tuple[str, Tensor]]:
+def _read(path: Path, shapes: Shapes, device: torch.device, prefixes: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             for stored in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping

@@ -156,7 +156,9 @@ def test_cancel_frees_the_cache_and_leaves_others_alone(pair: Path) -> None:
 
 
 def test_context_end_is_a_length_stop(pair: Path) -> None:
-    loop = loop_of(pair, {"kind": "dflash", "block_size": 8}, model={"target": str(pair), "dtype": "float32", "max_len": 64})
+    loop = loop_of(
+        pair, {"kind": "dflash", "block_size": 8}, model={"target": str(pair), "dtype": "float32", "max_len": 64}
+    )
     assert loop.submit(Request(0, prompts(1, 1, 50, 51)[0], 14)) is None
     made: list[int] = []
     finish = None

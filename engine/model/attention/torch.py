@@ -95,8 +95,6 @@ class TorchAttention:
         # Heads that share a KV head become further rows of it, so the cache is read once for all of them.
         grouped = query.view(requests, queries, heads, self._groups, dim).transpose(1, 2)
         grouped = grouped.reshape(requests, heads, queries * self._groups, dim)
-        out = F.scaled_dot_product_attention(
-            grouped, cached[:, :heads], cached[:, heads:], attn_mask=group.mask
-        )
+        out = F.scaled_dot_product_attention(grouped, cached[:, :heads], cached[:, heads:], attn_mask=group.mask)
         out = out.view(requests, heads, queries, self._groups * dim).transpose(1, 2)
         return out.reshape(requests * queries, heads * self._groups * dim)
