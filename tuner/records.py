@@ -145,9 +145,7 @@ METRICS: dict[str, Metric] = {
             "max",
             "Tokens a request gains per target forward; 1 without drafts.",
         ),
-        Metric(
-            "error_rate", "share", "min", "Failed requests / sent requests; failed ones are in no latency."
-        ),
+        Metric("error_rate", "share", "min", "Failed requests / sent requests; failed ones are in no latency."),
     )
 }
 METRIC_NAMES: tuple[str, ...] = tuple(name for metric in METRICS.values() for name in metric.names)
@@ -183,9 +181,7 @@ MetricName = Annotated[Word, BeforeValidator(_known_metric)]
 class Workload(Strict):
     """What every trial is measured with: the same prompts, order and caps for all of them."""
 
-    prompts: Word = Field(
-        "bundled", description="`bundled`, or a JSONL file with one `prompt` or `messages` a line."
-    )
+    prompts: Word = Field("bundled", description="`bundled`, or a JSONL file with one `prompt` or `messages` a line.")
     output_tokens: Annotated[Size, Field(le=1_000_000)] = Field(
         64, description="Most tokens generated per request (max_tokens)."
     )
@@ -195,12 +191,8 @@ class Workload(Strict):
         max_length=64,
         description="Requests kept in flight, one level after another.",
     )
-    window: Duration = Field(
-        10.0, gt=0, description="Measured time per level, warm-up not counted, such as 2s or 1m."
-    )
-    ignore_eos: bool = Field(
-        False, description="Generate on past the end of the text, to output_tokens exactly."
-    )
+    window: Duration = Field(10.0, gt=0, description="Measured time per level, warm-up not counted, such as 2s or 1m.")
+    ignore_eos: bool = Field(False, description="Generate on past the end of the text, to output_tokens exactly.")
 
 
 class Limits(Strict):
@@ -286,16 +278,10 @@ class TrialRecord(Record):
     resolved: dict[str, Any] | None = Field(None, description="The config that the server says it runs.")
     levels: tuple[Level, ...] = ()
     failure: Failure | None = None
-    seconds: dict[str, FiniteFloat] = Field(
-        default_factory=dict, description="By stage; load is the sum of levels."
-    )
+    seconds: dict[str, FiniteFloat] = Field(default_factory=dict, description="By stage; load is the sum of levels.")
     headroom: dict[str, Any] | None = None
-    of: NonNegativeInt | None = Field(
-        None, description="The trial that a repeat or confirmation measures again."
-    )
-    synthetic: bool = Field(
-        False, description="Dummy weights or forced acceptance: only the timing means anything."
-    )
+    of: NonNegativeInt | None = Field(None, description="The trial that a repeat or confirmation measures again.")
+    synthetic: bool = Field(False, description="Dummy weights or forced acceptance: only the timing means anything.")
     gpus: NonNegativeInt = 0
     started: FiniteFloat | None = Field(None, description="Unix time.")
 

@@ -76,9 +76,7 @@ def parse_slo(text: str) -> Slo:
             continue
         match = _LIMIT.fullmatch(part)
         if match is None:
-            raise ValueError(
-                f"{part.strip()[:60]!r} is no limit; write them as ttft_ms_p90<500, tpot_ms_p50<20"
-            )
+            raise ValueError(f"{part.strip()[:60]!r} is no limit; write them as ttft_ms_p90<500, tpot_ms_p50<20")
         name, operator, number = match.groups()
         metric_of(name)
         limits.append(Limit(name, operator, _number(number)))

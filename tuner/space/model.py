@@ -88,10 +88,9 @@ class Pick(Strict):
 
 
 class LocalExecutor(Strict):
-    """Trials run on this machine."""
+    """Trials run on this machine, on the GPUs that CUDA_VISIBLE_DEVICES leaves."""
 
     kind: Literal["local"] = "local"
-    gpus: tuple[Count, ...] | None = Field(None, description="GPU indices that trials may use; null is all.")
     ready: Duration = Field(900.0, gt=0, description="Longest time from a launch to a finished completion.")
 
 

@@ -176,7 +176,10 @@ class Space:
         return assignment
 
     def assignment_of(self, config: Mapping[str, Any]) -> Assignment | None:
-        """Return the assignment that leads to a recorded configuration; None if it is not of this space."""
+        """Return the assignment that leads to a recorded configuration; None if it is not of this space.
+
+        Of a point that could not run, the record keeps the raw fields; both forms are understood.
+        """
         assignment: Assignment = {}
         for domain in self.domains:
             if not domain.active(assignment):
@@ -185,10 +188,13 @@ class Space:
             if value is _ABSENT:
                 return None
             assignment[domain.path] = value
+        recorded = canonical(config)
+        if canonical(self.raw_config(assignment)) == recorded:
+            return assignment
         assembled = self.assemble(assignment)
-        if isinstance(assembled, Infeasible) or canonical(assembled.model_dump(mode="json")) != canonical(config):
-            return None
-        return assignment
+        if isinstance(assembled, EngineConfig) and canonical(assembled.model_dump(mode="json")) == recorded:
+            return assignment
+        return None
 
 
 _ABSENT = object()

@@ -1,0 +1,75 @@
+"""What a search may still spend: pure arithmetic on what it has spent."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.durations import format_duration
+from tuner.records import TrialRecord
+from tuner.space.model import Budget
+
+CONFIRMED = 3  # configurations measured again at the end
+RESERVE = 0.2  # at most this share of the wall time is kept back for that
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """What was spent. `seconds` is wall time, `durations` that of each finished trial."""
+
+    launched: int
+    seconds: float
+    gpu_seconds: float
+    durations: tuple[float, ...]
+
+    @property
+    def trial_seconds(self) -> float | None:
+        """How long the next trial will probably take: the median of the last eight."""
+        return statistics.median(self.durations[-8:]) if self.durations else None
+
+
+def launched(records: Sequence[TrialRecord]) -> int:
+    """Return how many trials count against the budget: launches, without repeats and confirmations."""
+    return sum(record.role in ("baseline", "search") and record.state != "infeasible" for record in records)
+
+
+def trial_seconds(record: TrialRecord) -> float:
+    """Return the time a recorded trial took, all stages together."""
+    return sum(record.seconds.values())
+
+
+def reserve(budget: Budget, ledger: Ledger) -> float:
+    """Return the seconds that the search leaves for the confirmation."""
+    if budget.wall is None or ledger.trial_seconds is None:
+        return 0.0
+    return min(CONFIRMED * ledger.trial_seconds, RESERVE * budget.wall)
+
+
+def why_stop(budget: Budget, ledger: Ledger, gpus: int, kept_back: float = 0.0, *, count: bool = True) -> str | None:
+    """Return why no further trial may start, None if one may.
+
+    `gpus`: GPUs of the next trial; `kept_back`: seconds of wall time it must leave; `count`: whether it counts
+    against `budget.trials`.
+    """
+    if count and budget.trials is not None and ledger.launched >= budget.trials:
+        return f"{ledger.launched} of {budget.trials} trials are done"
+    expected = ledger.trial_seconds or 0.0
+    if budget.wall is not None and ledger.seconds + expected + kept_back > budget.wall:
+        left = format_duration(max(0.0, budget.wall - ledger.seconds))
+        kept = f", {format_duration(kept_back)} kept for the confirmation" if kept_back else ""
+        takes = format_duration(expected)
+        return f"of {format_duration(budget.wall)} wall time {left} is left{kept}; a trial takes {takes}"
+    if budget.gpu_hours is not None and ledger.gpu_seconds + gpus * expected > budget.gpu_hours * 3600:
+        return f"{ledger.gpu_seconds / 3600:.2f} of {budget.gpu_hours:g} GPU-hours are spent"
+    return None
+
+
+def seconds_left(budget: Budget, ledger: Ledger) -> float | None:
+    """Return how long the search will go on, None while nothing is known."""
+    ends = []
+    if budget.wall is not None:
+        ends.append(max(0.0, budget.wall - ledger.seconds))
+    if budget.trials is not None and ledger.trial_seconds is not None:
+        ends.append(max(0, budget.trials - ledger.launched) * ledger.trial_seconds)
+    return min(ends, default=None)

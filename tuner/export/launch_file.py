@@ -1,0 +1,63 @@
+"""launch.yaml: the configuration to serve, what to expect of it, and the command that serves it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from engine.config import EngineConfig, LaunchEntry, LaunchFile, LaunchStudy
+from tuner.pick import Recommendation
+from tuner.points import Point
+from tuner.store import write_atomic
+
+PORT = 8000
+
+
+def launch_file(recommendation: Recommendation, points: Iterable[Point], name: str, digest: str) -> LaunchFile:
+    """Return the launch file of a recommendation; `expected` holds the intervals of every load measured."""
+    chosen = recommendation.point
+    mine = [point for point in points if point.trial == chosen.trial]
+    return LaunchFile(
+        entries=(LaunchEntry(config=EngineConfig.model_validate(chosen.config)),),
+        expected={point.concurrency: dict(point.intervals) for point in mine if point.intervals},
+        synthetic=chosen.synthetic,
+        study=LaunchStudy(name=name, trial=chosen.trial, digest=digest),
+    )
+
+
+def render(launch: LaunchFile, path: Path) -> str:
+    """Return the YAML text, with the command on top."""
+    body = yaml.safe_dump(
+        launch.model_dump(mode="json", by_alias=True, exclude_none=True),
+        sort_keys=False,
+        default_flow_style=None,
+        width=110,
+        allow_unicode=True,
+    )
+    return f"# Serve it:  {serve_command(path)}\n{body}"
+
+
+def write_launch(launch: LaunchFile, path: Path) -> None:
+    """Write launch.yaml.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    write_atomic(path, render(launch, path))
+
+
+def serve_command(path: Path, port: int = PORT) -> str:
+    """Return the command line that serves a launch file, to be pasted into a shell in this folder."""
+    return shlex.join([shorten(Path(sys.executable)), "-m", "engine", "serve", shorten(path), "--port", str(port)])
+
+
+def shorten(path: Path) -> str:
+    """Return a path below the working directory as a relative one, others as they are."""
+    absolute = os.path.abspath(path)  # not resolved: an environment's python is a link that must stay one
+    here = os.path.join(os.getcwd(), "")
+    return absolute.removeprefix(here)

@@ -1,0 +1,157 @@
+"""What can be known without a launch: capabilities of backend and machine, shapes, memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from engine import backends
+from engine.config import BUNDLED, DFlashDraft, EngineConfig, draft_folder, target_folder
+from engine.errors import EngineError
+from engine.estimate import DraftShape, Machine, MemoryEstimate, ModelShape, check, memory, read_draft_shape, read_shape
+from tuner.space import Assignment, Choices, Infeasible, Space
+
+ENUMERABLE = 5000
+
+
+@dataclass
+class StaticChecks:
+    """Judges configurations for one machine; model shapes are read once."""
+
+    machine: Machine
+    _shapes: dict[Path, ModelShape | None] = field(default_factory=dict)
+    _drafts: dict[Path, DraftShape | None] = field(default_factory=dict)
+    _errors: dict[Path, str] = field(default_factory=dict)
+
+    def __call__(self, config: EngineConfig) -> tuple[str, ...]:
+        """Return why the configuration cannot run here; empty when nothing is known against it."""
+        try:
+            backend = backends.get(config)
+            found = [str(refusal) for refusal in backend.refusals(config, self.machine)]
+        except EngineError as error:
+            return (str(error),)
+        if found:
+            return tuple(found)
+        shape, draft, missing = self._read(config)
+        if missing:
+            return missing
+        if shape is None:
+            return ()
+        found = [str(refusal) for refusal in backend.model_refusals(shape, draft)]
+        found += [str(refusal) for refusal in check(config, shape, draft, self.machine)]
+        return tuple(dict.fromkeys(found))
+
+    def memory(self, config: EngineConfig) -> MemoryEstimate | None:
+        """Return the memory estimate, None where the model's shape is not on this machine."""
+        shape, draft, missing = self._read(config)
+        return None if shape is None or missing else memory(config, shape, draft, self.machine)
+
+    def _read(self, config: EngineConfig) -> tuple[ModelShape | None, DraftShape | None, tuple[str, ...]]:
+        folder = target_folder(config)
+        if config.model.target != BUNDLED and not folder.is_dir() and config.backend.kind != "native":
+            return None, None, ()  # a hub name: the server downloads it
+        shape = self._target(folder)
+        if shape is None:
+            return None, None, (f"model.target: {self._errors[folder]}",)
+        drafter = next((draft for draft in config.drafts if isinstance(draft, DFlashDraft)), None)
+        if drafter is None:
+            return shape, None, ()
+        folder = draft_folder(config, drafter)
+        if drafter.model is not None and not folder.is_dir() and config.backend.kind != "native":
+            return None, None, ()
+        draft = self._drafter(folder)
+        if draft is None:
+            return shape, None, (f"draft.model: {self._errors[folder]}",)
+        return shape, draft, ()
+
+    def _target(self, folder: Path) -> ModelShape | None:
+        if folder not in self._shapes:
+            try:
+                self._shapes[folder] = read_shape(folder)
+            except EngineError as error:
+                self._shapes[folder], self._errors[folder] = None, str(error)
+        return self._shapes[folder]
+
+    def _drafter(self, folder: Path) -> DraftShape | None:
+        if folder not in self._drafts:
+            try:
+                self._drafts[folder] = read_draft_shape(folder)
+            except EngineError as error:
+                self._drafts[folder], self._errors[folder] = None, str(error)
+        return self._drafts[folder]
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """A choice that no point of this machine can have."""
+
+    path: str
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """What is left of a space on this machine. Counts are None where the points cannot be counted."""
+
+    space: Space
+    dropped: tuple[Pruned, ...]
+    points: int | None
+    feasible: int | None
+    reasons: dict[str, int]  # by how many points it forbids
+
+
+def prune(space: Space, checks: StaticChecks) -> Pruning:
+    """Drop the choices that can never run here, and count what is left.
+
+    Small spaces are judged point by point. In large ones nothing is dropped ahead: an impossible point is found
+    out when it is suggested, which costs no launch either.
+    """
+    size = space.size()
+    if size is None or size > ENUMERABLE:
+        return Pruning(space, (), size, None, {})
+    alive: dict[tuple[str, int], bool] = {}
+    refused: dict[tuple[str, int], str] = {}
+    reasons: dict[str, int] = {}
+    feasible = 0
+    for assignment in space.points():
+        judged = space.judge(assignment, checks)
+        bad = isinstance(judged, Infeasible)
+        feasible += not bad
+        if isinstance(judged, Infeasible):
+            for reason in judged.reasons:
+                reasons[reason] = reasons.get(reason, 0) + 1
+        for key in _chosen(space, assignment):
+            alive[key] = alive.get(key, False) or not bad
+            if isinstance(judged, Infeasible):
+                refused.setdefault(key, judged.reasons[0])
+    dropped = tuple(
+        Pruned(domain.path, value, refused[domain.path, index])
+        for domain in space.domains
+        if isinstance(domain, Choices)
+        for index, value in enumerate(domain.values)
+        if not alive.get((domain.path, index), True)
+    )
+    return Pruning(_without(space, dropped), dropped, size, feasible, reasons)
+
+
+def _chosen(space: Space, assignment: Assignment) -> list[tuple[str, int]]:
+    return [
+        (domain.path, index)
+        for domain in space.domains
+        if isinstance(domain, Choices) and domain.path in assignment
+        for index, value in enumerate(domain.values)
+        if value is assignment[domain.path]
+    ]
+
+
+def _without(space: Space, dropped: tuple[Pruned, ...]) -> Space:
+    """Return the space without choices; a domain that would lose all of them keeps them, and no point is feasible."""
+    domains = []
+    for domain in space.domains:
+        if isinstance(domain, Choices):
+            gone = [pruned.value for pruned in dropped if pruned.path == domain.path]
+            left = tuple(value for value in domain.values if not any(value is g for g in gone))
+            domain = replace(domain, values=left) if left else domain
+        domains.append(domain)
+    return replace(space, domains=tuple(domains))

@@ -1,0 +1,93 @@
+"""Which point to serve: the best one that meets the limits at the load given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.errors import NothingFeasible, UsageError
+from tuner.points import Point, baseline_at, ties
+from tuner.slo import Slo, parse_slo
+from tuner.space.model import Objective, Pick
+
+THROUGHPUT = "output_tok_s"
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The point to serve; `misses` says which limits even it does not meet."""
+
+    point: Point
+    metric: str  # what it is best at
+    misses: tuple[str, ...]
+    tied_with: tuple[tuple[int, int], ...]
+    speedup: float | None  # against no speculation at the same load, in `metric`; above 1 is better
+
+    @property
+    def meets_slo(self) -> bool:
+        """Whether every limit is met."""
+        return not self.misses
+
+
+def recommend(points: Sequence[Point], objectives: Sequence[Objective], pick: Pick) -> Recommendation:
+    """Return the point to serve at `pick.load` (default: the highest load measured).
+
+    Best is the highest throughput, or the first objective where throughput was not measured. If no feasible
+    point meets the limits, the best one of those that come closest in number is returned with `misses` set, so
+    that the caller can say so.
+
+    Raises:
+        NothingFeasible: nothing was measured at that load, or nothing meets the constraints.
+        UsageError: the limits cannot be parsed, or the load was not measured.
+    """
+    try:
+        slo = parse_slo(pick.slo or "")
+    except ValueError as error:
+        raise UsageError(f"slo: {error}") from error
+    if not points:
+        raise NothingFeasible("no trial was measured; `tuner show` tells why the trials failed")
+    measured = sorted({point.concurrency for point in points})
+    load = measured[-1] if pick.load is None else pick.load
+    if load not in measured:
+        raise UsageError(f"load {load} was not measured; measured are {', '.join(map(str, measured))}")
+    there = [point for point in points if point.concurrency == load and point.feasible]
+    if not there:
+        raise NothingFeasible(f"no measured configuration meets the constraints at concurrency {load}")
+    objective = _ranking(there, objectives)
+    ranked = [point for point in there if point.metrics.get(objective.metric) is not None]
+    if not ranked:
+        raise NothingFeasible(f"{objective.metric} was not measured at concurrency {load}")
+    best = min(ranked, key=lambda p: (len(slo.misses(p.metrics)), _cost(p, objective), p.trial))
+    return Recommendation(
+        point=best,
+        metric=objective.metric,
+        misses=slo.misses(best.metrics),
+        tied_with=ties(best, there, [objective]),
+        speedup=speedup(best, baseline_at(points, load), objective),
+    )
+
+
+def _ranking(points: Sequence[Point], objectives: Sequence[Objective]) -> Objective:
+    if any(point.metrics.get(THROUGHPUT) is not None for point in points):
+        return Objective(metric=THROUGHPUT, goal="max")
+    return objectives[0]
+
+
+def _cost(point: Point, objective: Objective) -> float:
+    value = point.metrics.get(objective.metric) or 0.0
+    return value if objective.goal == "min" else -value
+
+
+def speedup(point: Point, baseline: Point | None, objective: Objective) -> float | None:
+    """Return how many times better than the baseline a point is in one metric; None where unknown."""
+    if baseline is None:
+        return None
+    ours, theirs = point.metrics.get(objective.metric), baseline.metrics.get(objective.metric)
+    if ours is None or theirs is None or ours <= 0 or theirs <= 0:
+        return None
+    return theirs / ours if objective.goal == "min" else ours / theirs
+
+
+def slo_of(pick: Pick) -> Slo:
+    """Return the limits of a pick."""
+    return parse_slo(pick.slo or "")

@@ -1,0 +1,180 @@
+"""From trial records to points and the front: what was measured, what is feasible, what cannot be told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tuner.pareto import costs, non_dominated, overlap
+from tuner.records import Level, TrialRecord
+from tuner.space.model import Constraint, Objective
+
+
+@dataclass(frozen=True)
+class Point:
+    """One configuration at one concurrency."""
+
+    trial: int
+    concurrency: int
+    config: dict[str, Any]
+    metrics: dict[str, float | None]
+    intervals: dict[str, tuple[float, float]]
+    n: int
+    feasible: bool
+    baseline: bool
+    confirmed: bool
+    synthetic: bool
+    tied_with: tuple[tuple[int, int], ...] = ()  # (trial, concurrency)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """(trial, concurrency)."""
+        return self.trial, self.concurrency
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry of front.json."""
+        return {
+            "trial": self.trial,
+            "concurrency": self.concurrency,
+            "config": self.config,
+            "metrics": self.metrics,
+            "intervals": {name: list(interval) for name, interval in self.intervals.items()},
+            "n": self.n,
+            "feasible": self.feasible,
+            "tied_with": [{"trial": trial, "concurrency": level} for trial, level in self.tied_with],
+            "baseline": self.baseline,
+            "confirmed": self.confirmed,
+            "synthetic": self.synthetic,
+        }
+
+
+def violations(levels: Sequence[Level], constraints: Iterable[Constraint]) -> tuple[float, ...]:
+    """Return one number per constraint: at most 0 when it holds, else by which share it is missed.
+
+    A constraint without `at` must hold at every level. A value that was not measured misses by 1.
+    """
+    found = []
+    for constraint in constraints:
+        judged = [level for level in levels if constraint.at in (None, level.concurrency)]
+        found.append(max((_violation(level, constraint) for level in judged), default=1.0))
+    return tuple(found)
+
+
+def _violation(level: Level, constraint: Constraint) -> float:
+    value = level.metrics.get(constraint.metric)
+    if value is None:
+        return 1.0
+    if constraint.max is not None:
+        return (value - constraint.max) / max(abs(constraint.max), 1e-9)
+    limit = constraint.min if constraint.min is not None else value
+    return (limit - value) / max(abs(limit), 1e-9)
+
+
+def points_of(records: Iterable[TrialRecord], constraints: Sequence[Constraint]) -> list[Point]:
+    """Return every measured point, one per configuration and concurrency, in the order of trials.
+
+    A configuration that was measured again for confirmation stands by its confirmation: the value that made it
+    look good would flatter it. One that failed in any of its launches has no points: a crash is on no front.
+    """
+    launches: dict[int, list[TrialRecord]] = {}
+    for record in records:
+        launches.setdefault(record.trial if record.of is None else record.of, []).append(record)
+    points = []
+    for trial, group in launches.items():
+        if any(record.state != "measured" for record in group):
+            continue
+        baseline = any(record.role == "baseline" for record in group)
+        confirmed = any(record.role == "confirm" for record in group)
+        levels = _combined(group)
+        feasible = all(v <= 0 for v in violations(levels, constraints))
+        for level in levels:
+            points.append(
+                Point(
+                    trial=trial,
+                    concurrency=level.concurrency,
+                    config=group[0].config,
+                    metrics=dict(level.metrics),
+                    intervals=dict(level.intervals),
+                    n=level.n,
+                    feasible=feasible,
+                    baseline=baseline,
+                    confirmed=confirmed,
+                    synthetic=any(record.synthetic for record in group),
+                )
+            )
+    return sorted(points, key=lambda point: point.key)
+
+
+def _combined(group: Sequence[TrialRecord]) -> list[Level]:
+    """Return one level per concurrency from the confirmations, or else from all launches of a configuration."""
+    chosen = [record for record in group if record.role == "confirm"] or list(group)
+    levels: dict[int, list[Level]] = {}
+    for record in chosen:
+        for level in record.levels:
+            levels.setdefault(level.concurrency, []).append(level)
+    return [_mean(same) for _, same in sorted(levels.items())]
+
+
+def _mean(levels: Sequence[Level]) -> Level:
+    """Return the mean of launches, weighted by requests; intervals widen to cover every launch's."""
+    if len(levels) == 1:
+        return levels[0]
+    metrics: dict[str, float | None] = {}
+    intervals: dict[str, tuple[float, float]] = {}
+    for name in dict.fromkeys(name for level in levels for name in level.metrics):
+        known = [(value, max(1, level.n)) for level in levels if (value := level.metrics.get(name)) is not None]
+        weight = sum(n for _, n in known)
+        metrics[name] = sum(value * n for value, n in known) / weight if known else None
+        bounds = [level.intervals[name] for level in levels if name in level.intervals]
+        if bounds:
+            intervals[name] = (min(low for low, _ in bounds), max(high for _, high in bounds))
+    return Level(
+        concurrency=levels[0].concurrency,
+        metrics=metrics,
+        intervals=intervals,
+        n=sum(level.n for level in levels),
+    )
+
+
+def front_of(points: Sequence[Point], objectives: Sequence[Objective]) -> list[Point]:
+    """Return the non-dominated points, best first on the first objective, with their ties.
+
+    Points that miss a constraint are left out, unless every point does: then the best of them are shown, marked
+    infeasible. Two points of the same concurrency are tied when their intervals overlap on every objective.
+    """
+    candidates = [point for point in points if point.feasible] or list(points)
+    values = [[point.metrics.get(o.metric) for o in objectives] for point in candidates]
+    array = costs(values, [o.goal for o in objectives])
+    kept = [point for point, on in zip(candidates, non_dominated(array), strict=True) if on]
+    sign = 1.0 if objectives[0].goal == "min" else -1.0
+    kept.sort(key=lambda p: (sign * (p.metrics.get(objectives[0].metric) or 0.0), p.key))
+    return [replace(point, tied_with=ties(point, candidates, objectives)) for point in kept]
+
+
+def ties(point: Point, points: Iterable[Point], objectives: Sequence[Objective]) -> tuple[tuple[int, int], ...]:
+    """Return the points of the same concurrency that cannot be told from `point` on any objective."""
+    return tuple(
+        other.key
+        for other in points
+        if other.concurrency == point.concurrency
+        and other.trial != point.trial
+        and all(_alike(point, other, objective.metric) for objective in objectives)
+    )
+
+
+def _alike(a: Point, b: Point, metric: str) -> bool:
+    one, two = a.intervals.get(metric), b.intervals.get(metric)
+    if one is None or two is None:
+        return False  # without an interval nothing is known about the difference
+    return overlap(one, two)
+
+
+def at(points: Iterable[Point], trial: int, concurrency: int) -> Point | None:
+    """Return the point of a trial at a concurrency."""
+    return next((point for point in points if point.key == (trial, concurrency)), None)
+
+
+def baseline_at(points: Iterable[Point], concurrency: int) -> Point | None:
+    """Return the baseline at a concurrency."""
+    return next((p for p in points if p.baseline and p.concurrency == concurrency), None)
