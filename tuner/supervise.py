@@ -34,6 +34,7 @@ LOG_CAP = 64 * 2**20
 TAIL_BYTES = 64 * 1024
 GRACE_SECONDS = 10.0
 START_SECONDS = 30.0
+PORT_SECONDS = 5.0
 
 
 class SuperviseError(TunerError):
@@ -61,7 +62,8 @@ class Stopped:
     """What stopping a process tree came to.
 
     `gone`: no process of it is left. `forced`: some ended by SIGKILL only. `survivors`: pids that not even
-    SIGKILL ended (they hang in the kernel). `log_error`: why the log is incomplete, if it is.
+    SIGKILL ended (they hang in the kernel). `log_error`: why the log is incomplete, if it is. `port_free`:
+    whether nobody listens on its port any more, None when it had none.
     """
 
     exit: Exit | None
@@ -70,16 +72,18 @@ class Stopped:
     survivors: tuple[int, ...]
     seconds: float
     log_error: str = ""
+    port_free: bool | None = None
 
 
 class Supervised:
     """A process that runs below a watchdog. Made by `supervise`."""
 
-    def __init__(self, dog: subprocess.Popen[bytes], log: Path, adopt: bool) -> None:
+    def __init__(self, dog: subprocess.Popen[bytes], log: Path, adopt: bool, port: int | None) -> None:
         if dog.stdin is None or dog.stdout is None:
             raise SuperviseError("the watchdog was started without its pipes")
         self._dog = dog
         self._adopt = adopt
+        self._port = port
         self._leash = dog.stdin
         self._status = dog.stdout
         self._rest = b""
@@ -144,7 +148,10 @@ class Supervised:
             return below
         try:
             process = psutil.Process(self.pid)
-            return [self.pid, *(child.pid for child in process.children(recursive=True))]
+            return [
+                self.pid,
+                *(child.pid for child in process.children(recursive=True)),
+            ]
         except psutil.NoSuchProcess:
             return []
 
@@ -176,6 +183,7 @@ class Supervised:
             survivors=tuple(survivors) if isinstance(survivors, list) else (),
             seconds=time.monotonic() - began,
             log_error=str(told.get("log_error", "")),
+            port_free=None if self._port is None else _becomes_free(self._port),
         )
         return self.stopped
 
@@ -227,6 +235,7 @@ def supervise(
     stdout: int | None = None,
     grace: float = GRACE_SECONDS,
     adopt: bool = False,
+    port: int | None = None,
 ) -> Iterator[Supervised]:
     """Run `argv` so that nothing of it outlives this block or this process.
 
@@ -240,6 +249,7 @@ def supervise(
         grace: seconds between SIGTERM and SIGKILL when the block is left.
         adopt: become the parent of orphans, so that `stop` reaches them even when the watchdog was killed.
             For a process that starts nothing but this tree: all its other descendants are taken for orphans.
+        port: the TCP port it was told to listen on, which must be free when it has stopped.
 
     Raises:
         SuperviseError: the watchdog could not be started.
@@ -261,7 +271,7 @@ def supervise(
         )
     except OSError as error:
         raise SuperviseError(f"cannot start {command[0]}: {error}") from error
-    process = Supervised(dog, log, adopt)
+    process = Supervised(dog, log, adopt, port)
     try:
         yield process
     finally:
@@ -302,6 +312,16 @@ def listens(pids: Sequence[int], port: int) -> bool | None:
                 if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
                     return True
     return None if _free(port) else False
+
+
+def _becomes_free(port: int) -> bool:
+    """Wait until nobody listens on a port, for a few seconds: the kernel is a little behind the processes."""
+    deadline = time.monotonic() + PORT_SECONDS
+    while not _free(port):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _free(port: int) -> bool:

@@ -81,7 +81,11 @@ class Log:
     """A file that takes a bounded number of bytes, and the last ones in memory."""
 
     def __init__(self, path: str, cap: int) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(
+            path,
+            os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC,
+            0o644,
+        )
         self._room = cap
         self._tail = bytearray()
         self._dropped = 0

@@ -55,7 +55,10 @@ class Executor(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
     def run(self, spec: TrialSpec) -> AbstractContextManager[Iterator[Event]]:

@@ -1,0 +1,116 @@
+"""Trials on this machine: one worker process each, which takes its lease where it measures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from pydantic import ValidationError
+
+from tuner.failures import Remains, classify
+from tuner.records import Event, Stage, TrialRecord, TrialSpec, config_dict
+from tuner.supervise import Supervised, supervise
+
+WORKER = (sys.executable, "-m", "tuner.worker")
+WORKER_GRACE = (
+    20.0  # beyond its server's: to notice the signal, prove the server gone, and leave
+)
+
+
+class LocalExecutor:
+    """Runs trials on this machine (see `base.Executor`).
+
+    Several may run at once: leases keep them apart. `worker` is the command that reads a TrialSpec from its
+    standard input and writes events to its standard output.
+    """
+
+    def __init__(self, worker: Sequence[str] = WORKER) -> None:
+        self._worker = tuple(worker)
+        self._running: list[Supervised] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for process in self._running:
+            process.stop()
+
+    @contextlib.contextmanager
+    def run(self, spec: TrialSpec) -> Iterator[Iterator[Event]]:
+        """Start one trial and yield its events; see `base.Executor.run`.
+
+        Raises:
+            SuperviseError: no process can be started on this machine.
+        """
+        logs = Path(spec.study) / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            asked = stack.enter_context(tempfile.TemporaryFile())
+            asked.write(spec.model_dump_json().encode())
+            asked.seek(0)
+            read_end, write_end = os.pipe()
+            stack.callback(os.close, read_end)
+            try:
+                process = stack.enter_context(
+                    supervise(
+                        self._worker,
+                        env=os.environ,
+                        log=logs / f"trial-{spec.trial:04d}.worker.log",
+                        stdin=asked.fileno(),
+                        stdout=write_end,
+                        grace=spec.limits.stop_s + WORKER_GRACE,
+                    )
+                )
+            finally:
+                os.close(write_end)
+            self._running.append(process)
+            stack.callback(self._running.remove, process)
+            yield _events(read_end, process, spec)
+
+
+def _events(fd: int, process: Supervised, spec: TrialSpec) -> Iterator[Event]:
+    """Yield the worker's events; when it ends without a record, one that says so."""
+    stage: Stage = "lease"
+    problem = "the worker ended without a record"
+    with open(fd, "rb", closefd=False) as stream:
+        for line in stream:
+            try:
+                event = Event.model_validate_json(line)
+            except ValidationError:
+                problem = f"the worker wrote what is no event: {line[:200].decode('utf-8', 'replace').strip()}"
+                break
+            stage = event.stage
+            yield event
+            if event.kind == "record":
+                return
+    ended = process.stop()
+    remains = Remains(stage, problem, "crashed", ended.exit, process.tail())
+    record = TrialRecord(
+        trial=spec.trial,
+        role=spec.role,
+        state="failed",
+        config=config_dict(spec.config),
+        failure=classify(remains),
+        synthetic=spec.config.synthetic,
+        gpus=spec.lease.gpus,
+    )
+    yield Event(
+        kind="record",
+        trial=spec.trial,
+        stage=stage,
+        time=time.time(),
+        text=problem,
+        record=record,
+    )

@@ -1,0 +1,288 @@
+"""From what is left of a failed trial to its cause: Failure(kind, stage, evidence, advice). Pure.
+
+The order of trust: what the tuner saw itself (a wrong model, a stolen port), then the server's structured word (its
+exit code and the JSON line that goes with it), then patterns anchored to the words of a known message, then
+`crashed` with the evidence. A pattern is matched line by line from the end of the log, so that the last thing a
+server said decides, and a number in the message goes into the advice.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import get_args
+
+from tuner.records import Failure, FailureKind, Stage
+from tuner.supervise import Exit
+
+EVIDENCE_LINES = 12
+TRACE_LINES = 40
+LINE_WIDTH = 400
+KINDS: frozenset[str] = frozenset(get_args(FailureKind))
+
+# Exit codes of `python -m engine` (engine.errors.Exit). INTERNAL (70) names no cause.
+EXIT_KINDS: dict[int, FailureKind] = {
+    2: "config",
+    3: "missing_file",
+    4: "oom_start",
+    5: "graph_capture",
+    6: "port",
+}
+
+ADVICE: dict[FailureKind, str] = {
+    "config": "correct the path that the message names, or take it out of the search",
+    "missing_file": "check that model.target and draft.model are complete folders; download them again if in doubt",
+    "gated_model": "accept the licence on the model's page and log in with `hf auth login`, then resume",
+    "unsupported_model": "use another backend or version for this model",
+    "oom_start": "lower memory.kv_fraction or memory.kv_tokens, or spread the model with parallel.tensor",
+    "oom_capture": "capture smaller graphs.batch_sizes, or lower memory.kv_fraction",
+    "oom_load": "lower memory.max_running, memory.prefill_chunk or memory.kv_fraction",
+    "graph_capture": "search graphs: {kind: eager} beside it, or another attention.backend",
+    "kernel_compile": "install a compiler that matches the server's CUDA, or choose another attention.backend",
+    "distributed_init": "check that the GPUs see each other (nvidia-smi topo -m) and that no firewall blocks loopback",
+    "port": "try again; if it repeats, end what listens on 127.0.0.1 between 20000 and 32000",
+    "no_progress": "raise the deadline if the model is large, else look at the end of the log",
+    "wrong_model": "check what the backend's command serves: its model name must be the one asked for",
+    "garbage_output": "check the weights, and try model.dtype float32: this text is not the model's",
+    "lost_parity": "do not serve this config: it changes the text; report it to the backend",
+    "acceptance_collapse": "check that the drafter belongs to this target and to its tokenizer",
+    "crashed": "look at the end of the log; a trial that repeats it with an eager config narrows it down",
+    "client_bound": "run the tuner on a machine with more free cores, or measure lower concurrencies",
+    "disk_full": "free disk space where the results and the server's caches lie",
+    "foreign_gpu_process": "end the process that the evidence names, or hide its GPU with CUDA_VISIBLE_DEVICES",
+}
+
+
+@dataclass(frozen=True)
+class Remains:
+    """What is known when a trial fails.
+
+    `seen`: the kind, when the tuner saw the cause itself. `reason`: one line about it. `exit`: how the server
+    ended, None while it lives. `tail`: the end of its log.
+    """
+
+    stage: Stage
+    reason: str = ""
+    seen: FailureKind | None = None
+    exit: Exit | None = None
+    tail: str = ""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """A message of a known cause. `advise` may use the numbers of the match."""
+
+    kind: FailureKind
+    regex: re.Pattern[str]
+    advise: Callable[[re.Match[str]], str] | None = None
+
+
+def _pattern(kind: FailureKind, regex: str, advise: Callable[[re.Match[str]], str] | None = None) -> Pattern:
+    return Pattern(kind, re.compile(regex, re.IGNORECASE), advise)
+
+
+def _short_by(match: re.Match[str]) -> str:
+    return f"{ADVICE['oom_start']}: an allocation of {match['size'].strip()} did not fit"
+
+
+def _fits_by(match: re.Match[str]) -> str:
+    return f"set model.max_len to at most {match['fits']}, or give the KV cache more memory"
+
+
+# Messages of PyTorch, CUDA, NCCL, Triton, Hugging Face, SGLang, vLLM and the kernel. Within one line the first
+# pattern that matches counts; lines are read from the last.
+PATTERNS: tuple[Pattern, ...] = (
+    _pattern("disk_full", r"\bNo space left on device\b|\bDisk quota exceeded\b|\[Errno 28\]"),
+    _pattern(
+        "gated_model",
+        r"\bGatedRepoError\b|Cannot access gated repo|Access to model .{1,120} is restricted"
+        r"|401 Client Error.*huggingface|awaiting a review from the repo authors",
+    ),
+    _pattern(
+        "oom_capture",
+        r"Capture cuda graph failed.*out of memory|OutOfMemoryError.*graph|out of memory.*(captur|cuda graph)",
+    ),
+    _pattern(
+        "graph_capture",
+        r"Capture cuda graph failed|cudaErrorStreamCapture\w+|operation (would make|failed due to) .*stream.*captur"
+        r"|operation not permitted when stream is capturing|CUDA graph capture failed|Failed to capture .{0,40}graph",
+    ),
+    _pattern(
+        "oom_start",
+        r"(CUDA|HIP) out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]iB)",
+        _short_by,
+    ),
+    _pattern(
+        "oom_start",
+        r"\bOutOfMemoryError\b|\b(CUDA|HIP) (error: )?out of memory\b|cudaErrorMemoryAllocation"
+        r"|Not enough memory\. Please try|No available memory for the cache blocks"
+        r"|DefaultCPUAllocator: can't allocate memory|\bMemoryError\b|std::bad_alloc"
+        r"|Free memory on device .* is less than desired GPU memory utilization"
+        r"|Out of memory: Killed process",
+    ),
+    _pattern(
+        "oom_start",
+        r"max seq(uence)? len(gth)? \(?\d+\)? is larger than the maximum number of tokens.*KV cache \(?(?P<fits>\d+)",
+        _fits_by,
+    ),
+    _pattern(
+        "distributed_init",
+        r"\bncclUnhandledCudaError\b|\bncclSystemError\b|\bncclInternalError\b|NCCL error in"
+        r"|DistBackendError|DistNetworkError|DistStoreError|init_process_group.*(timed out|failed)"
+        r"|The client socket has timed out after|Some NCCL operations have failed or timed out",
+    ),
+    _pattern(
+        "port",
+        r"Address already in use|\[Errno (98|48)\]|EADDRINUSE|error while attempting to bind on address",
+    ),
+    _pattern(
+        "kernel_compile",
+        r"triton\.compiler\.errors\.\w+|CompilationError|OutOfResources: out of resource|ninja: build stopped"
+        r"|nvcc fatal|Error building extension|no kernel image is available for execution on the device"
+        r"|Failed to find C compiler|ptxas (fatal|error)",
+    ),
+    _pattern(
+        "unsupported_model",
+        r"Model architectures? .{1,200} (is|are) not supported|Unsupported (model )?architecture"
+        r"|does not recognize this architecture|trust_remote_code=True|Unrecognized (model in|configuration class)",
+    ),
+    _pattern(
+        "missing_file",
+        r"FileNotFoundError|No such file or directory|RepositoryNotFoundError|EntryNotFoundError"
+        r"|LocalEntryNotFoundError"
+        r"|is not a local folder and is not a valid model identifier|SafetensorError|Cannot find any model weights"
+        r"|does not appear to have a file named|OSError: Can't load",
+    ),
+    _pattern(
+        "config",
+        r"error: (unrecognized arguments|argument |the following arguments are required|ambiguous option)"
+        r"|: No such command|ValidationError.* for (EngineArgs|VllmConfig|ModelConfig|SpeculativeConfig)",
+    ),
+    _pattern(
+        "garbage_output",
+        r"NaN happened|Detected NaN|probability tensor contains either `inf`, `nan`",
+    ),
+    _pattern("no_progress", r"watchdog timeout|Watchdog caught collective operation timeout"),
+)
+
+
+def classify(remains: Remains) -> Failure:
+    """Return the failure that the remains tell of."""
+    word = engine_word(remains.tail)
+    kind, advice, quoted = _cause(remains, word)
+    return Failure(
+        kind=kind,
+        stage=remains.stage,
+        evidence=_evidence(remains, quoted),
+        advice=advice or ADVICE[kind],
+    )
+
+
+@dataclass(frozen=True)
+class Word:
+    """The line that `python -m engine` writes when it ends for a known cause."""
+
+    kind: FailureKind
+    code: int
+    message: str
+    line: str
+
+
+def engine_word(tail: str) -> Word | None:
+    """Find the last `{"event": "exit", "code": …, "kind": …, "message": …}` of a log."""
+    for line in reversed(tail.splitlines()):
+        if not line.startswith('{"event"'):
+            continue
+        try:
+            document = json.loads(line)
+        except ValueError:
+            continue  # cut off where the tail begins
+        if isinstance(document, dict) and document.get("event") == "exit":
+            kind, code = document.get("kind"), document.get("code")
+            if isinstance(code, int) and kind in KINDS:
+                return Word(kind, code, str(document.get("message", "")), line)
+    return None
+
+
+def _cause(remains: Remains, word: Word | None) -> tuple[FailureKind, str, str]:
+    """Return (kind, advice or "", the line that says so or "")."""
+    if remains.seen is not None:
+        return remains.seen, "", ""
+    if word is not None and word.kind != "crashed":
+        kind = _by_stage(word.kind, remains.stage)
+        return (
+            kind,
+            f"{ADVICE[kind]} ({word.message})" if word.message else "",
+            word.line,
+        )
+    code = remains.exit.code if remains.exit is not None else None
+    if (found := match_log(remains.tail)) is not None:
+        pattern, match, line = found
+        kind = _by_stage(pattern.kind, remains.stage)
+        advice = pattern.advise(match) if pattern.advise is not None and kind == pattern.kind else ""
+        return kind, advice, line
+    if word is not None:
+        return "crashed", "", word.line
+    if code in EXIT_KINDS and _is_engine(remains.tail):
+        return _by_stage(EXIT_KINDS[code], remains.stage), "", ""
+    return "crashed", "", ""
+
+
+def match_log(tail: str) -> tuple[Pattern, re.Match[str], str] | None:
+    """Return the pattern that matches the latest line any matches, its match and that line."""
+    for line in reversed(tail.splitlines()):
+        for pattern in PATTERNS:
+            if (match := pattern.regex.search(line[: 4 * LINE_WIDTH])) is not None:
+                return pattern, match, line
+    return None
+
+
+def _by_stage(kind: FailureKind, stage: Stage) -> FailureKind:
+    """Memory that runs out under load is another failure than at the start."""
+    return "oom_load" if kind == "oom_start" and stage in ("parity", "load") else kind
+
+
+def _is_engine(tail: str) -> bool:
+    """Whether the log is of `python -m engine`: only its exit codes have a meaning for us."""
+    return any(line.startswith('{"event"') for line in tail.splitlines())
+
+
+def _evidence(remains: Remains, quoted: str) -> tuple[str, ...]:
+    """Return what was seen, how the server ended, the line that decided, and the end of the log."""
+    lines = [remains.reason] if remains.reason else []
+    if remains.exit is not None:
+        lines.append(f"the server ended with {remains.exit}")
+    if quoted:
+        lines.append(quoted)
+    last = [line for line in remains.tail.splitlines() if line.strip()]
+    lines += [line for line in last[-EVIDENCE_LINES:] if line != quoted]
+    return tuple(_clip(line) for line in lines)
+
+
+def _clip(line: str) -> str:
+    clean = "".join(character if character.isprintable() else " " for character in line).rstrip()
+    return clean if len(clean) <= LINE_WIDTH else clean[: LINE_WIDTH - 1] + "…"
+
+
+def from_error(stage: Stage, error: Exception, kind: str, evidence: Sequence[str] = ()) -> Failure:
+    """Return the failure of a trial that could not go on for a known cause; `kind` is the cause's own word."""
+    known: FailureKind = next((name for name in get_args(FailureKind) if name == kind), "crashed")
+    return Failure(
+        kind=known, stage=stage, evidence=tuple(_clip(line) for line in (str(error), *evidence)), advice=ADVICE[known]
+    )
+
+
+def from_trace(stage: Stage, trace: str) -> Failure:
+    """Return the failure of a trial that broke in our own code, with the traceback as evidence."""
+    lines = trace.rstrip().splitlines()
+    if lines and re.search(r"\[Errno (28|122)\]", lines[-1]):
+        return Failure(kind="disk_full", stage=stage, evidence=(_clip(lines[-1]),), advice=ADVICE["disk_full"])
+    kept = lines if len(lines) <= TRACE_LINES else [*lines[:4], "…", *lines[-TRACE_LINES + 5 :]]
+    return Failure(
+        kind="crashed",
+        stage=stage,
+        evidence=tuple(_clip(line) for line in kept),
+        advice="this is a fault of the tuner itself; please report it with this evidence",
+    )

@@ -1,0 +1,193 @@
+"""What a streamed completion said, read after it is over: text, tokens and when they came."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.load.client import Reply, RequestError
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """Tokens that came with one event. `time` in seconds of the client's clock; `tokens` may be a fraction."""
+
+    time: float
+    tokens: float
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One streamed completion.
+
+    `arrivals` hold only events that brought tokens. `exact`: the tokens of each are the server's own count
+    (continuous usage or token ids); otherwise the total is its count, spread evenly over the events.
+    `last`: the event with the final usage, for what a backend adds there.
+    """
+
+    arrivals: tuple[Arrival, ...]
+    output_tokens: int
+    prompt_tokens: int | None
+    exact: bool
+    text: str
+    token_ids: tuple[int, ...]
+    finish: str | None
+    last: Mapping[str, Any]
+
+
+def events(reply: Reply) -> Iterator[tuple[float, str]]:
+    """Yield (time its last byte came, data) of every server-sent event.
+
+    Lines end with LF or CRLF; several `data:` lines of an event are joined; comments and other fields are left out.
+    """
+    pending = b""
+    lines: list[str] = []
+    for time, piece in reply.pieces:
+        *complete, pending = (pending + piece).split(b"\n")
+        for raw in complete:
+            line = raw.removesuffix(b"\r").decode("utf-8", "replace")
+            if line.startswith("data:"):
+                lines.append(line[5:].removeprefix(" "))
+            elif not line and lines:
+                yield time, "\n".join(lines)
+                lines = []
+
+
+def read_completion(reply: Reply) -> Completion | RequestError:
+    """Read the stream of /v1/completions or /v1/chat/completions.
+
+    An answer that is an error, breaks off, is no event stream, ends without a finish reason, or gives no usage is
+    a RequestError: its tokens cannot be counted, and chunks are no substitute.
+    """
+    if reply.error is not None:
+        return reply.error
+    if reply.status != 200:
+        return RequestError("status", f"HTTP {reply.status}: {_words(reply.body)}")
+    if "text/event-stream" not in reply.headers.get("content-type", ""):
+        return RequestError("malformed", f"not an event stream: {_words(reply.body)}")
+    reader = _Reader()
+    for time, data in events(reply):
+        if data == "[DONE]":
+            return reader.result()
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError):
+            return RequestError("malformed", f"an event is not JSON: {data[:120]}")
+        if (error := reader.take(time, document)) is not None:
+            return error
+    return RequestError("incomplete", "the stream ended without [DONE]")
+
+
+class _Reader:
+    """Collects the events of one stream."""
+
+    def __init__(self) -> None:
+        self._stamps: list[
+            tuple[float, int | None]
+        ] = []  # (time, tokens so far if the server says)
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._finish: str | None = None
+        self._usage: Mapping[str, Any] | None = None
+        self._last: Mapping[str, Any] = {}
+
+    def take(self, time: float, document: object) -> RequestError | None:
+        if not isinstance(document, dict):
+            return RequestError("malformed", "an event is not a JSON object")
+        if "error" in document:
+            return RequestError(
+                "status",
+                f"error in the stream: {_words(json.dumps(document['error']).encode())}",
+            )
+        total = None
+        if isinstance(usage := document.get("usage"), dict):
+            total = _count(usage.get("completion_tokens"))
+            self._usage, self._last = usage, document
+        choices = document.get("choices")
+        choice = choices[0] if isinstance(choices, list) and choices else None
+        if not isinstance(choice, dict):
+            return None
+        text, ids = _content(choice)
+        self._text.append(text)
+        self._ids.extend(ids)
+        if isinstance(finish := choice.get("finish_reason"), str):
+            self._finish = finish
+        if total is None and ids:
+            total = len(self._ids)
+        before = next(
+            (count for _, count in reversed(self._stamps) if count is not None), 0
+        )
+        if text or ids or (total is not None and total > before):
+            self._stamps.append((time, total))
+        return None
+
+    def result(self) -> Completion | RequestError:
+        if self._finish is None:
+            return RequestError(
+                "incomplete", "the stream ended without a finish reason"
+            )
+        total = _count((self._usage or {}).get("completion_tokens"))
+        if total is None:
+            return RequestError(
+                "no_usage", "the server reports no usage.completion_tokens"
+            )
+        if not self._stamps or total == 0:
+            return RequestError("incomplete", "the stream brought no token")
+        arrivals, exact = _arrivals(self._stamps, total)
+        return Completion(
+            arrivals=arrivals,
+            output_tokens=total,
+            prompt_tokens=_count((self._usage or {}).get("prompt_tokens")),
+            exact=exact,
+            text="".join(self._text),
+            token_ids=tuple(self._ids),
+            finish=self._finish,
+            last=self._last,
+        )
+
+
+def _arrivals(
+    stamps: list[tuple[float, int | None]], total: int
+) -> tuple[tuple[Arrival, ...], bool]:
+    """Turn running totals into tokens per event; without them, spread the total evenly."""
+    counts = [count for _, count in stamps if count is not None]
+    if (
+        len(counts) == len(stamps)
+        and counts == sorted(counts)
+        and counts[-1:] == [total][: len(counts)]
+    ):
+        steps = [
+            after - before for before, after in zip([0, *counts], counts, strict=False)
+        ]
+        pairs = zip(stamps, steps, strict=True)
+        return tuple(Arrival(time, step) for (time, _), step in pairs if step > 0), True
+    return tuple(Arrival(time, total / len(stamps)) for time, _ in stamps), False
+
+
+def _content(choice: Mapping[str, Any]) -> tuple[str, list[int]]:
+    """Return (text, token ids) of a choice of either endpoint."""
+    text = choice.get("text")
+    delta = choice.get("delta")
+    if text is None and isinstance(delta, dict):
+        text = "".join(
+            part
+            for key in ("reasoning_content", "content")
+            if isinstance(part := delta.get(key), str)
+        )
+    ids = choice.get("token_ids")
+    clean = [i for i in ids if isinstance(i, int)] if isinstance(ids, list) else []
+    return (text if isinstance(text, str) else ""), clean
+
+
+def _count(value: object) -> int | None:
+    return (
+        value
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0
+        else None
+    )
+
+
+def _words(body: bytes) -> str:
+    return " ".join(body[:400].decode("utf-8", "replace").split())[:200]

@@ -1,0 +1,314 @@
+"""One trial: with a lease, with a server, wait until it is ready, load it, measure.
+
+A trial always comes to a TrialRecord. That the server fails is a result with a stage; only what breaks in our own
+code is an exception, and it is caught here, at the trial's boundary, with its traceback as evidence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import time
+import traceback
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from engine import backends
+from engine.backends import Backend
+from engine.errors import EngineError
+from tuner.errors import TunerError
+from tuner.executors.base import Lease
+from tuner.failures import Remains, classify, from_error, from_trace
+from tuner.headroom import headroom
+from tuner.journal import Journal
+from tuner.leases import NotLeased, fresh_port, lease
+from tuner.load.arrivals import Exchange, closed_loop
+from tuner.load.client import Endpoint, RequestError
+from tuner.load.streams import read_completion
+from tuner.load.workload import Requests, make_requests
+from tuner.machine import free_bytes
+from tuner.measure import Trace, measure
+from tuner.ready import NotReady, ServerDied, await_ready, unless_dead
+from tuner.records import (
+    Event,
+    Failure,
+    FailureKind,
+    Level,
+    TrialRecord,
+    TrialSpec,
+    config_dict,
+)
+from tuner.supervise import Exit, Stopped, Supervised, supervise
+
+HOST = "127.0.0.1"
+LEAST_DISK = 256 * 2**20
+DEATH_SECONDS = 2.0  # a server whose connections broke is given this long to be seen dead
+
+
+@dataclass
+class Server:
+    """A started server; `stopped` is set when its block has been left."""
+
+    process: Supervised
+    endpoint: Endpoint
+    stopped: Stopped | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a started server came to: levels measured, and why there are no more, if so."""
+
+    levels: tuple[Level, ...] = ()
+    resolved: dict[str, Any] | None = None
+    remains: Remains | None = None
+
+
+async def run_trial(spec: TrialSpec, emit: Callable[[Event], None], backend: Backend | None = None) -> TrialRecord:
+    """Run one trial on this machine and return what it came to.
+
+    Args:
+        emit: takes every event as it happens; the last carries the record that is also returned.
+        backend: runs the config; None is the one that the config names.
+    """
+    journal = Journal(spec, emit)
+    try:
+        chosen = backends.get(spec.config) if backend is None else backend
+        requests = make_requests(spec.workload, spec.served_name, spec.seed)
+        async with _leased(spec, journal) as held:
+            with _served(spec, held, chosen, journal) as server:
+                outcome = await _try(spec, server, held, chosen, requests, journal)
+        return journal.close(_record(spec, outcome, server))
+    except NotLeased as error:
+        return journal.close(_failed(spec, from_error(journal.working, error, error.kind, error.evidence)))
+    except EngineError as error:
+        return journal.close(_failed(spec, from_error(journal.working, error, error.kind)))
+    except TunerError as error:
+        return journal.close(_failed(spec, from_error(journal.working, error, "config")))
+    except Exception:  # noqa: BLE001  # the trial's boundary: the study goes on, and the evidence is kept
+        return journal.close(_failed(spec, from_trace(journal.working, traceback.format_exc())))
+
+
+async def _try(
+    spec: TrialSpec,
+    server: Server,
+    held: Lease,
+    backend: Backend,
+    requests: Requests,
+    journal: Journal,
+) -> Outcome:
+    """Bring a started server to readiness and measure every level, until something fails."""
+    ready = await await_ready(
+        server.process,
+        server.endpoint,
+        backend.probes,
+        requests,
+        timeout=spec.limits.ready_s,
+        synthetic=spec.config.synthetic,
+        tell=journal.waiting,
+    )
+    if isinstance(ready, NotReady):
+        return Outcome(remains=Remains(ready.stage, ready.reason, ready.seen, server.process.poll()))
+    resolved = backend.resolved(ready.info) if ready.info else None
+    # The parity gate's place is here: what changes the text is not worth measuring.
+    levels: list[Level] = []
+    for index, concurrency in enumerate(spec.levels):
+        with journal.level(concurrency) as done:
+            level = await _level(spec, server, held, backend, requests, index, concurrency)
+            if isinstance(level, Remains):
+                return Outcome(tuple(levels), resolved, level)
+            done(level)
+        levels.append(level)
+    return Outcome(tuple(levels), resolved)
+
+
+async def _level(
+    spec: TrialSpec,
+    server: Server,
+    held: Lease,
+    backend: Backend,
+    requests: Requests,
+    index: int,
+    concurrency: int,
+) -> Level | Remains:
+    """Measure one concurrency; Remains when the server died, hung, or answered no request."""
+    load = closed_loop(
+        server.endpoint,
+        requests,
+        concurrency=concurrency,
+        window=spec.workload.window,
+        stall=spec.limits.request_s,
+        first=index * len(requests.order) // len(spec.levels),
+    )
+    where = f"at {concurrency} requests"
+    try:
+        async with asyncio.timeout(spec.limits.level_s):
+            run = await unless_dead(server.process, load)
+    except ServerDied:
+        return Remains("load", f"the server ended under load, {where}", None, server.process.poll())
+    except TimeoutError:
+        reason = f"the level did not end within {spec.limits.level_s:.0f} s, {where}"
+        return Remains("load", reason, "no_progress", None)
+    answers = [_trace(exchange, backend) for exchange in run.exchanges]
+    errors = [error for _, error in answers if error is not None]
+    if len(errors) == len(answers):
+        exit_ = await _death(server.process) if all(error.kind in ("reset", "connect") for error in errors) else None
+        seen = None if exit_ is not None else _error_kind(errors)
+        return Remains(
+            "load",
+            f"all {len(errors)} requests failed, {where}; the first: {errors[0]}",
+            seen,
+            exit_,
+        )
+    return measure(
+        [trace for trace, _ in answers],
+        concurrency=concurrency,
+        gpus=len(held.gpus),
+        slo=spec.slo,
+    )
+
+
+def _trace(exchange: Exchange, backend: Backend) -> tuple[Trace, RequestError | None]:
+    """Read what one request said."""
+    answer = read_completion(exchange.reply)
+    if isinstance(answer, RequestError):
+        return Trace(exchange.due, exchange.reply.done, error=answer.kind), answer
+    stats = backend.request_stats(answer.last)
+    return (
+        Trace(
+            due=exchange.due,
+            ended=exchange.reply.done,
+            arrivals=answer.arrivals,
+            output_tokens=answer.output_tokens,
+            accept_length=stats.accept_length,
+            verify_count=stats.verify_count,
+        ),
+        None,
+    )
+
+
+def _error_kind(errors: list[RequestError]) -> FailureKind | None:
+    """Return the failure that a level without any answer is; None leaves it to the log."""
+    kinds = {error.kind for error in errors}
+    if kinds <= {"stalled"}:
+        return "no_progress"
+    if kinds <= {"malformed", "incomplete", "no_usage"}:
+        return "garbage_output"
+    return None
+
+
+async def _death(process: Supervised) -> Exit | None:
+    """Return how a server ended whose connections broke, or None when it lives on."""
+    try:
+        async with asyncio.timeout(DEATH_SECONDS):
+            return await process.wait()
+    except TimeoutError:
+        return None
+
+
+@contextlib.asynccontextmanager
+async def _leased(spec: TrialSpec, journal: Journal) -> AsyncIterator[Lease]:
+    """Hold the lease of a trial."""
+    journal.begin("lease")
+    async with lease(spec.lease, _holder(spec), spec.limits.lease_s, journal.tell) as held:
+        yield held
+
+
+@contextlib.contextmanager
+def _served(spec: TrialSpec, held: Lease, backend: Backend, journal: Journal) -> Iterator[Server]:
+    """Run the trial's server on a fresh port; leaving the block stops it and proves it gone.
+
+    Raises:
+        NotLeased: no free port, or too little disk for its files.
+        EngineError: the backend refuses the config.
+    """
+    journal.begin("launch")
+    folder = Path(spec.study) / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    if (free := free_bytes(folder)) < LEAST_DISK:
+        raise NotLeased(
+            "disk_full",
+            f"{free // 2**20} MiB free in {folder}, {LEAST_DISK // 2**20} are needed",
+        )
+    config_path = folder / f"trial-{spec.trial:04d}.yaml"
+    config_path.write_text(yaml.safe_dump(config_dict(spec.config), sort_keys=False), encoding="utf-8")
+    with fresh_port(_holder(spec), HOST) as port:
+        launch = backend.command(spec.config, config_path, HOST, port)
+        environment = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **launch.env,
+            **held.environment,
+        }
+        with supervise(
+            launch.argv,
+            env=environment,
+            log=folder / spec.log_name,
+            keep=held.fds,
+            grace=spec.limits.stop_s,
+            adopt=True,
+            port=port,
+        ) as process:
+            server = Server(process, Endpoint(HOST, port))
+            try:
+                yield server
+            finally:
+                journal.begin("stop")
+                server.stopped = process.stop(spec.limits.stop_s)
+
+
+def _holder(spec: TrialSpec) -> str:
+    return f"{Path(spec.study).name} trial {spec.trial}"
+
+
+def _record(spec: TrialSpec, outcome: Outcome, server: Server) -> TrialRecord:
+    """Join what was measured, what went wrong, and whether the server is gone."""
+    tail = server.process.tail()
+    failure = None
+    if outcome.remains is not None:
+        failure = classify(dataclasses.replace(outcome.remains, tail=tail))
+    elif (left := not_gone(server.stopped)) is not None:
+        failure = left
+    return TrialRecord(
+        trial=spec.trial,
+        role=spec.role,
+        state="measured" if failure is None else "failed",
+        config=config_dict(spec.config),
+        resolved=outcome.resolved,
+        levels=outcome.levels,
+        failure=failure,
+        headroom=headroom(spec.config, outcome.levels) if outcome.levels else None,
+        synthetic=spec.config.synthetic,
+        gpus=spec.lease.gpus,
+        started=time.time(),
+    )
+
+
+def not_gone(stopped: Stopped | None) -> Failure | None:
+    """Return the failure of a server that could not be ended: what it holds is not free for the next trial."""
+    if stopped is None or (stopped.gone and stopped.port_free is not False):
+        return None
+    if stopped.gone:
+        evidence = "its processes are gone, but its port is still taken"
+    else:
+        evidence = f"still alive after SIGKILL: {', '.join(map(str, stopped.survivors)) or 'unknown processes'}"
+    advice = "a process that SIGKILL does not end hangs in the kernel or a driver: reset the GPU or reboot"
+    return Failure(kind="crashed", stage="stop", evidence=(evidence,), advice=advice)
+
+
+def _failed(spec: TrialSpec, failure: Failure) -> TrialRecord:
+    """Return the record of a trial that has nothing but a failure."""
+    return TrialRecord(
+        trial=spec.trial,
+        role=spec.role,
+        state="failed",
+        config=config_dict(spec.config),
+        failure=failure,
+        synthetic=spec.config.synthetic,
+        gpus=spec.lease.gpus,
+    )
