@@ -18,6 +18,16 @@ from engine.runtime import Runtime, build, resolve
 from engine.scheduler import Request
 
 Prompt = tuple[int, ...]
+ROUND_COUNTS = (
+    "requests",
+    "target_rows",
+    "draft_rows",
+    "context_rows",
+    "target_kv_rows_written",
+    "draft_kv_rows_written",
+    "target_kv_bytes_read",
+    "draft_kv_bytes_read",
+)
 
 
 @dataclass(frozen=True)
@@ -98,9 +108,7 @@ def per_round(rounds: Rounds) -> dict[str, float]:
     """Return each counter of decode rounds divided by their number, times in ms."""
     if rounds.rounds == 0:
         return {}
-    counts = ("requests", "target_rows", "draft_rows", "context_rows", "target_kv_rows_written")
-    counts += ("draft_kv_rows_written", "target_kv_bytes_read", "draft_kv_bytes_read")
-    table = {name: getattr(rounds, name) / rounds.rounds for name in counts}
+    table = {name: getattr(rounds, name) / rounds.rounds for name in ROUND_COUNTS}
     for name in ("propose", "forward", "accept", "commit"):
         table[f"ms_{name}"] = getattr(rounds, f"seconds_{name}") * 1000 / rounds.rounds
     return table

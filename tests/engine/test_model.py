@@ -26,6 +26,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 YARN = {"rope_theta": 10000.0, "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+PLAIN = {"rope_theta": 5e5, "rope_type": "default"}
 LINEAR = {"rope_theta": 10000.0, "rope_type": "linear", "factor": 2.0}
 
 FAMILIES = {
@@ -33,10 +34,7 @@ FAMILIES = {
     "qwen3 untied, bias": ("qwen3", {"tie_word_embeddings": False, "attention_bias": True}),
     "qwen3 one KV head": ("qwen3", {"num_key_value_heads": 1}),
     "qwen3 yarn": ("qwen3", {"rope_parameters": YARN}),
-    "llama untied": (
-        "llama",
-        {"tie_word_embeddings": False, "rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}},
-    ),
+    "llama untied": ("llama", {"tie_word_embeddings": False, "rope_parameters": PLAIN}),
     "llama tied, biases, llama3": ("llama", {"rope_parameters": LLAMA3, "attention_bias": True, "mlp_bias": True}),
     "llama linear, no GQA": ("llama", {"rope_parameters": LINEAR, "num_key_value_heads": 6}),
 }
@@ -93,9 +91,8 @@ def test_float64_agrees_far_closer_than_float32_rounding(name: str, tmp_path: Pa
     with torch.inference_mode():
         expected = model(torch.tensor([tokens])).logits[0]
     # Transformers' rotary table is float32, so agreement ends there; far below what a wrong formula would show.
-    assert torch.allclose(
-        logits_of(engine, tokens, [len(tokens)]), expected, rtol=0, atol=2e-5 * expected.abs().max().item()
-    )
+    found = logits_of(engine, tokens, [len(tokens)])
+    assert torch.allclose(found, expected, rtol=0, atol=2e-5 * expected.abs().max().item())
 
 
 @pytest.mark.parametrize("name", ["qwen3 yarn", "llama tied, biases, llama3", "llama linear, no GQA"])

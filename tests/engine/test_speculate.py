@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,11 +18,11 @@ SMOKE = Path(__file__).parent.parent / "data" / "smoke_pair"
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pair")
     make_target(folder)
     make_draft(folder / "draft", folder)
-    yield folder
+    return folder
 
 
 def loop_of(target: Path, draft: dict[str, object], **extra: object) -> Loop:
@@ -156,9 +155,8 @@ def test_cancel_frees_the_cache_and_leaves_others_alone(pair: Path) -> None:
 
 
 def test_context_end_is_a_length_stop(pair: Path) -> None:
-    loop = loop_of(
-        pair, {"kind": "dflash", "block_size": 8}, model={"target": str(pair), "dtype": "float32", "max_len": 64}
-    )
+    model = {"target": str(pair), "dtype": "float32", "max_len": 64}
+    loop = loop_of(pair, {"kind": "dflash", "block_size": 8}, model=model)
     assert loop.submit(Request(0, prompts(1, 1, 50, 51)[0], 14)) is None
     made: list[int] = []
     finish = None

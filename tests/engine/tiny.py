@@ -51,12 +51,8 @@ def make_draft(folder: Path, target: Path, layers: int = 3, seed: int = 1, own_h
     base = json.loads((target / "config.json").read_text())
     core = {k: base[k] for k in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
     core |= {k: base[k] for k in ("num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps")}
-    core |= {
-        "model_type": "qwen3",
-        "num_hidden_layers": layers,
-        "rope_theta": 10000.0,
-        "layer_types": ["full_attention"] * layers,
-    }
+    core |= {"model_type": "qwen3", "num_hidden_layers": layers, "rope_theta": 10000.0}
+    core["layer_types"] = ["full_attention"] * layers
     if own_head is None:
         config: dict[str, Any] = core | {
             "architectures": ["DFlashDraftModel"],
