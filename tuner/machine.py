@@ -9,6 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tuner.errors import TunerError
 from tuner.executors.base import Gpu
 
@@ -49,15 +51,12 @@ def look_at_gpus() -> Gpus:
         return Gpus()
     rows = _query(program, "--query-gpu=index,uuid,name,memory.total,memory.used,driver_version")
     gpus = tuple(
-        Gpu(int(index), uuid, name, _mib(total) or 0, _mib(used) or 0)
-        for index, uuid, name, total, used, _ in rows
+        Gpu(int(index), uuid, name, _mib(total) or 0, _mib(used) or 0) for index, uuid, name, total, used, _ in rows
     )
     shown = _visible(gpus)
     users = _query(program, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory")
     uuids = {gpu.uuid for gpu in shown}
-    processes = tuple(
-        GpuProcess(uuid, int(pid), name, _mib(used)) for uuid, pid, name, used in users if uuid in uuids
-    )
+    processes = tuple(GpuProcess(uuid, int(pid), name, _mib(used)) for uuid, pid, name, used in users if uuid in uuids)
     return Gpus(shown, processes, rows[0][5] if rows else None)
 
 
@@ -71,9 +70,7 @@ def _query(program: str, what: str) -> list[list[str]]:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise MachineError(
-            f"nvidia-smi did not answer in {QUERY_SECONDS:.0f} s: a GPU or the driver hangs"
-        ) from error
+        raise MachineError(f"nvidia-smi did not answer in {QUERY_SECONDS:.0f} s: a GPU or the driver hangs") from error
     if answer.returncode:
         words = " ".join((answer.stdout + answer.stderr).split())
         if "no devices were found" in words.lower():
@@ -130,3 +127,13 @@ def free_bytes(folder: Path) -> int:
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free
+
+
+def memory_bytes() -> int:
+    """Return the memory that this process may use: the host's, or the container's if that is less."""
+    total = int(psutil.virtual_memory().total)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
