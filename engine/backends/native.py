@@ -215,11 +215,11 @@ class Native:
         return model_refusals(shape, draft)
 
     def request_stats(self, body: Mapping[str, Any]) -> RequestStats:
-        """Read `usage.accept_length` and `usage.verify_count`."""
-        usage = body.get("usage")
-        if not isinstance(usage, Mapping):
+        """Read `accept_length` and `verify_count` of `spec`, which lies beside `usage` (or within it)."""
+        stats = body.get("spec", body.get("usage"))
+        if not isinstance(stats, Mapping):
             return RequestStats(None, None)
-        length, count = usage.get("accept_length"), usage.get("verify_count")
+        length, count = stats.get("accept_length"), stats.get("verify_count")
         return RequestStats(
             float(length) if isinstance(length, int | float) else None,
             count if isinstance(count, int) else None,
