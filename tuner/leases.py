@@ -64,13 +64,9 @@ def runtime_folder() -> Path:
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.lstat()
     except OSError as error:
-        raise LeaseError(
-            f"cannot make {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours"
-        ) from error
+        raise LeaseError(f"cannot make {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours") from error
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise LeaseError(
-            f"{folder} is not a folder that only you can write; remove it or set XDG_RUNTIME_DIR"
-        )
+        raise LeaseError(f"{folder} is not a folder that only you can write; remove it or set XDG_RUNTIME_DIR")
     return folder
 
 
@@ -188,9 +184,7 @@ def _check_size(request: LeaseRequest) -> None:
     """Raise NotLeased when the machine can never give what is asked."""
     if not request.gpus:
         if request.cpus > CPU_SLOTS:
-            raise NotLeased(
-                "config", f"the trial asks for {request.cpus} CPU slots, this machine has {CPU_SLOTS}"
-            )
+            raise NotLeased("config", f"the trial asks for {request.cpus} CPU slots, this machine has {CPU_SLOTS}")
     elif request.gpus > (count := len(look_at_gpus().gpus)):
         raise NotLeased("config", f"the config needs {request.gpus} GPUs, this machine shows {count}")
 

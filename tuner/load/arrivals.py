@@ -53,9 +53,7 @@ class Run:
 
 def stagger(concurrency: int, output_tokens: int) -> tuple[int, ...]:
     """Return the output length of each slot's warm-up request: evenly spread up to the full length."""
-    return tuple(
-        max(1, output_tokens * (slot + 1) // concurrency) for slot in range(concurrency)
-    )
+    return tuple(max(1, output_tokens * (slot + 1) // concurrency) for slot in range(concurrency))
 
 
 @dataclass

@@ -19,9 +19,7 @@ MAX_CHUNK_LINE = 1024
 MAX_BODY = 256 * 2**20
 CONNECT_SECONDS = 10.0
 
-ErrorKind = Literal[
-    "connect", "reset", "stalled", "status", "malformed", "incomplete", "no_usage"
-]
+ErrorKind = Literal["connect", "reset", "stalled", "status", "malformed", "incomplete", "no_usage"]
 Clock = Callable[[], float]
 
 
@@ -117,11 +115,7 @@ class Framer:
         lines = bytes(self._buffer[:end]).decode("latin-1").split("\r\n")
         del self._buffer[: end + 4]
         words = lines[0].split(" ", 2)
-        if (
-            not words[0].startswith("HTTP/1.")
-            or len(words) < 2
-            or not words[1].isdigit()
-        ):
+        if not words[0].startswith("HTTP/1.") or len(words) < 2 or not words[1].isdigit():
             raise FramingError(f"not an HTTP/1.1 answer: {lines[0][:80]!r}")
         self.status = int(words[1])
         for line in lines[1:]:
@@ -137,9 +131,7 @@ class Framer:
 
     def _begin_body(self, version: str) -> None:
         connection = self.headers.get("connection", "").lower()
-        self.keep_alive = "close" not in connection and (
-            version == "HTTP/1.1" or "keep-alive" in connection
-        )
+        self.keep_alive = "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
         length = self.headers.get("content-length")
         if self._method == "HEAD" or self.status in (204, 304):
             self.complete = True
@@ -233,9 +225,7 @@ class _Wire(asyncio.Protocol):
             self._transport = transport
             self.open = True
 
-    def begin(
-        self, request: bytes, framer: Framer, stall: float
-    ) -> tuple[float, asyncio.Future[RequestError | None]]:
+    def begin(self, request: bytes, framer: Framer, stall: float) -> tuple[float, asyncio.Future[RequestError | None]]:
         """Send; return (when, future of the error or None). `stall` seconds without a byte end the request."""
         loop = asyncio.get_running_loop()
         self._framer = framer
@@ -268,14 +258,8 @@ class _Wire(asyncio.Protocol):
         if exc is None and self._framer.close():
             self._finish(None)
         else:
-            begun = (
-                "in the middle of the answer"
-                if self._framer.status
-                else "before an answer"
-            )
-            self._finish(
-                RequestError("reset", f"the server closed the connection {begun}")
-            )
+            begun = "in the middle of the answer" if self._framer.status else "before an answer"
+            self._finish(RequestError("reset", f"the server closed the connection {begun}"))
 
     def abort(self) -> None:
         """Close at once; the server sees that nobody reads any more."""
@@ -290,9 +274,7 @@ class _Wire(asyncio.Protocol):
         if idle >= stall:
             self._finish(RequestError("stalled", f"no byte for {stall:g} s"))
         else:
-            self._timer = asyncio.get_running_loop().call_later(
-                stall - idle, self._check, stall
-            )
+            self._timer = asyncio.get_running_loop().call_later(stall - idle, self._check, stall)
 
     def _finish(self, error: RequestError | None) -> None:
         framer, self._framer = self._framer, None
@@ -342,9 +324,7 @@ class Client:
             return RequestError("connect", f"{self._endpoint}: {error or 'no answer'}")
         return None
 
-    async def request(
-        self, method: str, path: str, body: bytes = b"", stall: float = 30.0
-    ) -> Reply:
+    async def request(self, method: str, path: str, body: bytes = b"", stall: float = 30.0) -> Reply:
         """Send a request and collect its answer; `stall` seconds without a byte end it."""
         framer = Framer(method)
         began = self._clock()
@@ -358,9 +338,7 @@ class Client:
             self.close()
             raise
         done_at = wire.last if error is None else self._clock()
-        return Reply(
-            sent, done_at, framer.status, framer.headers, tuple(framer.pieces), error
-        )
+        return Reply(sent, done_at, framer.status, framer.headers, tuple(framer.pieces), error)
 
     async def get(self, path: str, timeout: float) -> Reply:
         """GET with a bound on the whole exchange."""

@@ -84,9 +84,7 @@ class _Reader:
     """Collects the events of one stream."""
 
     def __init__(self) -> None:
-        self._stamps: list[
-            tuple[float, int | None]
-        ] = []  # (time, tokens so far if the server says)
+        self._stamps: list[tuple[float, int | None]] = []  # (time, tokens so far if the server says)
         self._text: list[str] = []
         self._ids: list[int] = []
         self._finish: str | None = None
@@ -116,23 +114,17 @@ class _Reader:
             self._finish = finish
         if total is None and ids:
             total = len(self._ids)
-        before = next(
-            (count for _, count in reversed(self._stamps) if count is not None), 0
-        )
+        before = next((count for _, count in reversed(self._stamps) if count is not None), 0)
         if text or ids or (total is not None and total > before):
             self._stamps.append((time, total))
         return None
 
     def result(self) -> Completion | RequestError:
         if self._finish is None:
-            return RequestError(
-                "incomplete", "the stream ended without a finish reason"
-            )
+            return RequestError("incomplete", "the stream ended without a finish reason")
         total = _count((self._usage or {}).get("completion_tokens"))
         if total is None:
-            return RequestError(
-                "no_usage", "the server reports no usage.completion_tokens"
-            )
+            return RequestError("no_usage", "the server reports no usage.completion_tokens")
         if not self._stamps or total == 0:
             return RequestError("incomplete", "the stream brought no token")
         arrivals, exact = _arrivals(self._stamps, total)
@@ -148,19 +140,11 @@ class _Reader:
         )
 
 
-def _arrivals(
-    stamps: list[tuple[float, int | None]], total: int
-) -> tuple[tuple[Arrival, ...], bool]:
+def _arrivals(stamps: list[tuple[float, int | None]], total: int) -> tuple[tuple[Arrival, ...], bool]:
     """Turn running totals into tokens per event; without them, spread the total evenly."""
     counts = [count for _, count in stamps if count is not None]
-    if (
-        len(counts) == len(stamps)
-        and counts == sorted(counts)
-        and counts[-1:] == [total][: len(counts)]
-    ):
-        steps = [
-            after - before for before, after in zip([0, *counts], counts, strict=False)
-        ]
+    if len(counts) == len(stamps) and counts == sorted(counts) and counts[-1:] == [total][: len(counts)]:
+        steps = [after - before for before, after in zip([0, *counts], counts, strict=False)]
         pairs = zip(stamps, steps, strict=True)
         return tuple(Arrival(time, step) for (time, _), step in pairs if step > 0), True
     return tuple(Arrival(time, total / len(stamps)) for time, _ in stamps), False
@@ -171,22 +155,14 @@ def _content(choice: Mapping[str, Any]) -> tuple[str, list[int]]:
     text = choice.get("text")
     delta = choice.get("delta")
     if text is None and isinstance(delta, dict):
-        text = "".join(
-            part
-            for key in ("reasoning_content", "content")
-            if isinstance(part := delta.get(key), str)
-        )
+        text = "".join(part for key in ("reasoning_content", "content") if isinstance(part := delta.get(key), str))
     ids = choice.get("token_ids")
     clean = [i for i in ids if isinstance(i, int)] if isinstance(ids, list) else []
     return (text if isinstance(text, str) else ""), clean
 
 
 def _count(value: object) -> int | None:
-    return (
-        value
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0
-        else None
-    )
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _words(body: bytes) -> str:

@@ -48,10 +48,7 @@ class Line(BaseModel):
 
     prompt: Annotated[StrictStr, Field(min_length=1)] | None = None
     text: Annotated[StrictStr, Field(min_length=1)] | None = None
-    token_ids: (
-        Annotated[tuple[Annotated[StrictInt, Field(ge=0)], ...], Field(min_length=1)]
-        | None
-    ) = None
+    token_ids: Annotated[tuple[Annotated[StrictInt, Field(ge=0)], ...], Field(min_length=1)] | None = None
     messages: Annotated[tuple[Message, ...], Field(min_length=1)] | None = None
     package: StrictStr | None = None
     category: StrictStr | None = None
@@ -91,21 +88,13 @@ def load_prompts(name: str) -> tuple[Prompt, ...]:
     path = BUNDLED_PROMPTS if name == BUNDLED else Path(name).expanduser()
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise WorkloadError(
-                f"{path}: larger than {MAX_BYTES // 2**20} MiB; give fewer prompts"
-            )
+            raise WorkloadError(f"{path}: larger than {MAX_BYTES // 2**20} MiB; give fewer prompts")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise WorkloadError(f"{path}: cannot be read: {error}") from error
-    prompts = [
-        _prompt(path, number, line)
-        for number, line in enumerate(text.splitlines(), 1)
-        if line.strip()
-    ]
+    prompts = [_prompt(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not prompts:
-        raise WorkloadError(
-            f"{path}: no prompts; write one JSON object with `prompt` or `messages` a line"
-        )
+        raise WorkloadError(f"{path}: no prompts; write one JSON object with `prompt` or `messages` a line")
     return tuple(prompts)
 
 
@@ -116,14 +105,10 @@ def _prompt(path: Path, number: int, text: str) -> Prompt:
         problem = error.errors()[0]
         where = ".".join(str(part) for part in problem["loc"])
         message = problem["msg"].removeprefix("Value error, ")
-        raise WorkloadError(
-            f"{path}:{number}: {where + ': ' if where else ''}{message}"
-        ) from error
+        raise WorkloadError(f"{path}:{number}: {where + ': ' if where else ''}{message}") from error
     label = line.category or line.package or ""
     if line.messages is not None:
-        return Prompt(
-            None, tuple(message.model_dump() for message in line.messages), label
-        )
+        return Prompt(None, tuple(message.model_dump() for message in line.messages), label)
     return Prompt(line.token_ids or line.prompt or line.text, None, label)
 
 
@@ -159,9 +144,7 @@ class Requests:
         else:
             body["messages"] = prompt.messages
         body |= {
-            "max_tokens": self.workload.output_tokens
-            if output_tokens is None
-            else output_tokens,
+            "max_tokens": self.workload.output_tokens if output_tokens is None else output_tokens,
             "temperature": 0,
             "seed": self.seed + index,
             "stream": True,
@@ -169,9 +152,7 @@ class Requests:
         }
         if self.workload.ignore_eos:
             body["ignore_eos"] = True
-        return Request(
-            prompt.path, json.dumps(body, separators=(",", ":")).encode(), prompt.slice
-        )
+        return Request(prompt.path, json.dumps(body, separators=(",", ":")).encode(), prompt.slice)
 
 
 def make_requests(workload: Workload, served_name: str, seed: int) -> Requests:
