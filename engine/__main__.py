@@ -93,8 +93,9 @@ def _generate(arguments: argparse.Namespace) -> int:
     from engine.scheduler import Request
     from engine.text import Text
 
+    plan = resolve(config)
     text = Text(target_folder(config))
-    loop = Loop(build(resolve(config)))
+    loop = Loop(build(plan))
     outputs: dict[int, list[int]] = {}
     for number, prompt in enumerate(arguments.prompts):
         tokens = tuple(text.encode(prompt))

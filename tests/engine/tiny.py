@@ -43,7 +43,19 @@ def make_target(folder: Path, family: str = "qwen3", seed: int = 0, **changes: A
                 tensor.copy_((1.0 if "norm" in name else 0.0) + 0.2 * torch.randn_like(tensor))
     model = model.float().eval()
     model.save_pretrained(folder, max_shard_size=changes.get("shard", "1GB"))
+    _tokenizer().save(str(folder / "tokenizer.json"))
     return model
+
+
+def _tokenizer() -> Any:
+    """One token a character: printable ASCII, as many as the vocabulary has."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = {chr(32 + i): i for i in range(VOCAB)}
+    tokenizer = Tokenizer(models.WordLevel(letters, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
 
 
 def make_draft(folder: Path, target: Path, layers: int = 3, seed: int = 1, own_head: int | None = None) -> None:
