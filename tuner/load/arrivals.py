@@ -2,12 +2,13 @@
 
 How one level is measured, and why its numbers are those of the steady state:
 
-- *Warm-up at the measured concurrency.* Slot i of c first sends a request of (i + 1)/c of the output length,
-  which is discarded. All c are in flight from the start, so the server sees the measured batch sizes, and the
-  slots finish one after another: without this, slots with equal lengths stay in step for ever and every prompt
-  of a round is computed at once, which no real load does.
-- *The window* opens when every slot has finished its warm-up, and stays open for the given time, and until
-  MIN_REQUESTS are counted. A request is counted when it was due in the window.
+- *Warm-up at the measured concurrency.* All c slots start at once, slot i of c with a request of (i + 1)/(c + 1)
+  of the output length, which is discarded. The server sees the measured batch from the start, and the slots finish
+  one after another: without this, slots with equal lengths stay in step for ever and every prompt of a round is
+  computed at once, which no real load does.
+- *The window* opens when the first slot is done with its warm-up: from then on slots are at evenly spread points
+  of their requests. It stays open for the given time, and until `enough` requests are counted. A request is
+  counted when it was due in the window.
 - *No ramp-down.* Every counted request is followed to its end, however long it takes, and until the last of them
   is done the slots go on sending requests that are not counted. Fast requests are thus not preferred, and none is
   measured at less than the full concurrency.
@@ -25,7 +26,8 @@ from dataclasses import dataclass
 from tuner.load.client import Client, Endpoint, Reply
 from tuner.load.workload import Request, Requests
 
-MIN_REQUESTS = 6  # the fewest whose median has a 95 % interval
+MIN_NEEDED = 6  # the fewest whose median has a 95 % interval
+MAX_NEEDED = 10  # the fewest that have a 90th percentile
 BACKOFF_SECONDS = 0.05  # after an error, so that a server that refuses is not flooded
 
 
@@ -52,8 +54,16 @@ class Run:
 
 
 def stagger(concurrency: int, output_tokens: int) -> tuple[int, ...]:
-    """Return the output length of each slot's warm-up request: evenly spread up to the full length."""
-    return tuple(max(1, output_tokens * (slot + 1) // concurrency) for slot in range(concurrency))
+    """Return the output length of each slot's warm-up request: evenly spread between none and the full length."""
+    return tuple(max(1, output_tokens * (slot + 1) // (concurrency + 1)) for slot in range(concurrency))
+
+
+def enough(concurrency: int) -> int:
+    """Return the fewest requests a level counts: 6 for the median's interval, up to 10 for a 90th percentile.
+
+    One at a time, ten would take as long as the whole window of a short level.
+    """
+    return min(MAX_NEEDED, max(MIN_NEEDED, 2 * concurrency))
 
 
 @dataclass
@@ -61,8 +71,8 @@ class _Level:
     """What the slots of a running level share."""
 
     next_index: int
-    cold: int  # slots still in their warm-up
     window: float
+    enough: int
     opened: float | None = None
     closed: float | None = None
     counted: int = 0
@@ -74,7 +84,7 @@ class _Level:
         index = self.next_index
         self.next_index += 1
         if self.opened is not None and self.closed is None:
-            if due - self.opened >= self.window and self.counted >= MIN_REQUESTS:
+            if due - self.opened >= self.window and self.counted >= self.enough:
                 self.closed = due
             else:
                 self.counted += 1
@@ -105,7 +115,7 @@ async def closed_loop(
         stall: seconds without a byte after which a request is given up.
         first: index of the first request, so that levels of one server do not repeat each other's prompts.
     """
-    level = _Level(next_index=first, cold=concurrency, window=window)
+    level = _Level(next_index=first, window=window, enough=enough(concurrency))
     lengths = stagger(concurrency, requests.workload.output_tokens)
     found: list[Exchange] = []
     over = asyncio.Event()
@@ -115,8 +125,7 @@ async def closed_loop(
             index, _ = level.claim(clock())  # the window is not open yet: not counted
             request = requests.make(index, lengths[number])
             reply = await client.request("POST", request.path, request.body, stall)
-            level.cold -= 1
-            if level.cold == 0:
+            if level.opened is None:
                 level.opened = reply.done
             while not level.over:
                 due = reply.done
