@@ -290,7 +290,7 @@ class EngineConfig(Strict):
 class LaunchEntry(Strict):
     """One server of a launch file, for the running-request range [first, last]."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True, serialize_by_alias=True)
 
     first: Size = Field(1, alias="from")
     last: Size | None = Field(None, alias="to")
@@ -391,14 +391,39 @@ def read_yaml(path: Path) -> Any:
     """Return the document of a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read or is not YAML.
+        ConfigError: the file cannot be read, is not YAML, or gives a key twice.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        twice = _repeated_key(yaml.compose(text, Loader=yaml.SafeLoader))
+        if twice is not None:
+            raise ConfigError(f"{path}:{twice.start_mark.line + 1}: {twice.value!r} stands twice; remove one")
+        return yaml.safe_load(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+
+
+def _repeated_key(root: yaml.Node | None) -> yaml.ScalarNode | None:
+    """Return a key that a mapping has twice: YAML takes the last without a word."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+            continue
+        seen.add(id(node))  # an alias is the same node again
+        if isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                if isinstance(key, yaml.ScalarNode):
+                    if key.value in keys:
+                        return key
+                    keys.add(key.value)
+                waiting.append(value)
+        else:
+            waiting.extend(node.value)
+    return None
 
 
 def load_launch(path: Path) -> LaunchFile:

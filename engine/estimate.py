@@ -48,6 +48,8 @@ from engine.shape import (
 
 __all__ = [
     "CEILING",
+    "GIB",
+    "MIB",
     "TYPICAL",
     "DraftShape",
     "Efficiency",

@@ -148,7 +148,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     key=st.sampled_from(sorted({*DRAFT_8B, *QWEN3_30B_A3B, "rope_parameters", "speculators_model_type"})), value=JSON
 )
