@@ -1,0 +1,296 @@
+"""`tuner`: parses, calls, prints. What a command does is elsewhere."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from engine.config import EngineConfig, LaunchFile
+from tuner.errors import Exit, NothingFeasible, SpaceError, TunerError, UsageError
+
+if TYPE_CHECKING:  # commands import what they need: `tuner schema` shall not load an optimiser
+    from tuner.feasible import Pruning, StaticChecks
+    from tuner.session import Session
+    from tuner.space import Pick, Space
+
+app = typer.Typer(
+    name="tuner",
+    help="Find the launch configuration that is best on this machine, with the proof.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+SpacePath = Annotated[Path, typer.Argument(metavar="SPACE", help="A search-space file; see docs/space.md.")]
+StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder: RESULTS/<study.name>.")]
+Trials = Annotated[int | None, typer.Option("--trials", min=1, help="Launches, instead of budget.trials.")]
+
+
+def console() -> Console:
+    """Return where results are printed; what is no terminal has lines of any length."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
+
+
+@app.command()
+def search(
+    space: SpacePath,
+    results: Annotated[Path, typer.Option("--results", help="Folder of studies.")] = Path("results"),
+    trials: Trials = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would cost; launch nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a long study.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Keep an earlier study of this name aside as <name>.1, and start anew.")
+    ] = False,
+) -> None:
+    """Measure what a search-space file describes, and recommend what to serve."""
+    from tuner import dryrun, session
+    from tuner.space import load_space
+
+    asked = session.with_trials(load_space(space), trials)
+    out = console()
+    checks, pruning = session.plan(asked)
+    if dry_run:
+        out.print(dryrun.view(asked, pruning, checks))
+        return
+    seconds = dryrun.cost(asked, pruning, checks).seconds
+    if not yes and (seconds is None or seconds > dryrun.LONG):
+        _ask(out, asked, pruning, checks)
+    _run(session.begin(asked, results, sys.argv, trials=trials, fresh=fresh), out)
+
+
+@app.command()
+def resume(
+    study: StudyPath,
+    trials: Trials = None,
+    accept_change: Annotated[
+        bool, typer.Option("--accept-change", help="Go on although machine, versions or space changed.")
+    ] = False,
+) -> None:
+    """Go on with a study where it stopped; nothing is measured twice."""
+    from tuner import session
+
+    _run(session.reopen(study, sys.argv, trials=trials, accept_change=accept_change), console())
+
+
+@app.command()
+def front(
+    study: StudyPath,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the entries of front.json.")] = False,
+) -> None:
+    """Print the front of a study, also while it runs."""
+    from tuner import session
+    from tuner.tables import front_table, recommendation_lines
+
+    space, outcome = session.load_outcome(session.existing(study))
+    if as_json:
+        print(session.front_json(outcome.front), end="")
+        return
+    out = console()
+    if not outcome.front:
+        raise NothingFeasible(f"{study}: {outcome.why or 'nothing was measured yet'}")
+    out.print(front_table(outcome, space))
+    if outcome.recommendation is not None:
+        out.print()
+        for line in recommendation_lines(outcome.recommendation, space):
+            out.print(line, markup=False, soft_wrap=True)
+
+
+@app.command()
+def show(
+    study: StudyPath,
+    trial: Annotated[int, typer.Argument(min=0, help="Number of the trial.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the line of trials.jsonl.")] = False,
+) -> None:
+    """Print everything known of one trial."""
+    from tuner import session
+    from tuner.tables import trial_view
+
+    space, outcome = session.load_outcome(session.existing(study))
+    record = next((record for record in outcome.records if record.trial == trial), None)
+    if record is None:
+        known = f"0 to {len(outcome.records) - 1}" if outcome.records else "none yet"
+        raise UsageError(f"{study}: there is no trial {trial}; recorded are {known}")
+    if as_json:
+        print(record.model_dump_json())
+    else:
+        console().print(trial_view(record, space))
+
+
+@app.command()
+def pick(
+    study: StudyPath,
+    slo: Annotated[str | None, typer.Option(help="Limits, such as 'ttft_ms_p90<500, tpot_ms_p50<20'.")] = None,
+    load: Annotated[int | None, typer.Option(min=1, help="Requests in flight to choose for.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the point as JSON.")] = False,
+) -> None:
+    """Print the point to serve under limits and a load; without options, those of the space file."""
+    from tuner import session
+    from tuner.pick import recommend
+    from tuner.tables import recommendation_lines
+
+    space, outcome = session.load_outcome(session.existing(study))
+    best = recommend(outcome.points, space.file.objectives, _pick(space, slo, load))
+    if as_json:
+        print(json.dumps(best.point.to_json() | {"misses": list(best.misses), "speedup": best.speedup}, indent=1))
+    else:
+        out = console()
+        for line in recommendation_lines(best, space):
+            out.print(line, markup=False, soft_wrap=True)
+    if best.misses:
+        raise NothingFeasible("no measured configuration meets these limits")
+
+
+@app.command()
+def export(
+    study: StudyPath,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: print it.")] = None,
+    slo: Annotated[str | None, typer.Option(help="Limits, as for pick.")] = None,
+    load: Annotated[int | None, typer.Option(min=1, help="Requests in flight to choose for.")] = None,
+) -> None:
+    """Write the launch file of the recommended point."""
+    from tuner import session
+    from tuner.export.launch_file import launch_file, render, serve_command, write_launch
+    from tuner.pick import recommend
+
+    folder = session.existing(study)
+    space, outcome = session.load_outcome(folder)
+    best = recommend(outcome.points, space.file.objectives, _pick(space, slo, load))
+    if best.misses:
+        raise NothingFeasible(f"no measured configuration meets these limits: {'; '.join(best.misses)}")
+    launch = launch_file(best, outcome.points, space.file.study.name, space.digest)
+    if out is None:
+        print(render(launch, folder.launch), end="")
+        return
+    try:
+        write_launch(launch, out)
+    except OSError as error:
+        raise UsageError(f"{out}: cannot be written: {error.strerror or error}") from error
+    print(f"Serve:   {serve_command(out)}")
+
+
+@app.command()
+def report(
+    study: StudyPath,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: report.html there.")] = None,
+) -> None:
+    """Write the report of a study as one file, also while it runs."""
+    from tuner import session
+    from tuner.report.page import write_report
+
+    folder = session.existing(study)
+    space, outcome = session.load_outcome(folder)
+    target = folder.report if out is None else out
+    try:
+        write_report(folder, space, outcome, target)
+    except OSError as error:
+        raise UsageError(f"{target}: cannot be written: {error.strerror or error}") from error
+    print(f"Report:  {target}")
+
+
+@app.command()
+def doctor(
+    results: Annotated[Path, typer.Option("--results", help="Folder of studies.")] = Path("results"),
+) -> None:
+    """Say what this machine can run."""
+    from tuner.doctor import run
+
+    raise typer.Exit(run(console(), results if results.is_dir() else Path.cwd()))
+
+
+@app.command()
+def init(
+    model: Annotated[str, typer.Option("--model", help="Folder of the target, or `bundled`.")],
+    draft: Annotated[str | None, typer.Option("--draft", help="Folder of the drafter; default: the target's.")] = None,
+    out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("space.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
+) -> None:
+    """Write a commented search space for a model on this machine."""
+    from engine.machine import detect_machine
+    from tuner.init import write_space
+
+    write_space(out, model, draft, detect_machine(), force=force)
+    print(f"Wrote {out}. Next: tuner search {out} --dry-run")
+
+
+@app.command()
+def schema(
+    config: Annotated[bool, typer.Option("--config", help="EngineConfig instead of the search space.")] = False,
+    launch: Annotated[bool, typer.Option("--launch", help="launch.yaml instead of the search space.")] = False,
+) -> None:
+    """Print the JSON Schema of search-space files, for editors."""
+    from tuner.space.schema import space_schema
+
+    document = space_schema()
+    if config:
+        document = EngineConfig.model_json_schema()
+    elif launch:
+        document = LaunchFile.model_json_schema(by_alias=True)
+    print(json.dumps(document, indent=2))
+
+
+# ------------------------------------------------------------------------------------------------------ helpers
+
+
+def _pick(space: Space, slo: str | None, load: int | None) -> Pick:
+    """Return the space file's pick with what the command line says instead."""
+    given = {name: value for name, value in (("slo", slo), ("load", load)) if value is not None}
+    return space.file.pick.model_copy(update=given)
+
+
+def _ask(out: Console, space: Space, pruning: Pruning, checks: StaticChecks) -> None:
+    from tuner import dryrun
+
+    out.print(dryrun.view(space, pruning, checks))
+    if not sys.stdin.isatty():
+        raise UsageError("this is a long study: add --yes to start it unasked")
+    if not typer.confirm("This is a long study. Start it?"):
+        raise typer.Exit(Exit.OK)
+
+
+def _run(opened: Session, out: Console) -> None:
+    from tuner import session
+    from tuner.executors.local import LocalExecutor
+    from tuner.progress import Watcher
+    from tuner.tables import ending
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    path = opened.folder.path
+    try:
+        with Watcher(out, opened.space) as watcher:
+            outcome = session.search(opened, LocalExecutor(), watcher)
+    except KeyboardInterrupt:
+        print(f"\nInterrupted; nothing runs any more. Go on with:  tuner resume {path}", file=sys.stderr)
+        raise typer.Exit(Exit.INTERRUPTED) from None
+    out.print(ending(outcome, opened.space, opened.folder))
+    if not any(point.feasible for point in outcome.points):
+        raise NothingFeasible(f"{path}: {outcome.why or 'no trial is feasible'}")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """SIGTERM ends a search as Ctrl-C does: in order."""
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run the command line; every known problem is one message and an exit status."""
+    try:
+        app()
+    except TunerError as error:
+        print(f"tuner: {error}" if not isinstance(error, SpaceError) else str(error), file=sys.stderr)
+        raise SystemExit(int(error.exit)) from None
+    except KeyboardInterrupt:
+        raise SystemExit(int(Exit.INTERRUPTED)) from None
+    except BrokenPipeError:
+        raise SystemExit(0) from None  # the reader, such as `head`, has seen enough
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Short names for people: of configurations, values and intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tuner.records import metric_of
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return {dotted path: value} of a configuration's leaves; lists are leaves."""
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{path}.")
+        else:
+            flat[path] = value
+    return flat
+
+
+def label(config: Mapping[str, Any], searched: Iterable[str]) -> str:
+    """Return what sets a configuration apart: its draft, then the other searched paths.
+
+    `dflash block_size=8 layers=2`, `none graphs=captured`.
+    """
+    flat = flatten(config)
+    draft = str(flat.get("draft.kind", "none"))
+    words = [draft]
+    for path in searched:
+        if path in ("draft.kind", "draft"):
+            continue
+        if path in flat:
+            words.append(f"{path.rsplit('.', 1)[-1]}={plain(flat[path])}")
+        elif f"{path}.kind" in flat:
+            words.append(f"{path}={_group(flat, path)}")
+    if "draft" in searched:
+        words += [f"{p.removeprefix('draft.')}={plain(v)}" for p, v in flat.items() if _own(p, v)]
+    return " ".join(words)
+
+
+def _own(path: str, value: Any) -> bool:
+    return path.startswith("draft.") and path != "draft.kind" and value is not None
+
+
+def _group(flat: Mapping[str, Any], path: str) -> str:
+    inner = [plain(v) for p, v in flat.items() if p.startswith(f"{path}.") and p != f"{path}.kind" and v is not None]
+    kind = str(flat[f"{path}.kind"])
+    return f"{kind}({', '.join(inner)})" if inner else kind
+
+
+def plain(value: Any) -> str:
+    """Return a value without quotes and brackets where they say nothing."""
+    if isinstance(value, list | tuple):
+        return "/".join(plain(item) for item in value)
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def clean(text: str) -> str:
+    """Return a text of unknown origin without what would steer a terminal."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def number(value: float | None) -> str:
+    """Return three to four significant digits, without an exponent; a dash where nothing was measured."""
+    if value is None:
+        return "–"
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}".replace(",", " ")
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size >= 1 or size == 0 else f"{value:.3f}"
+
+
+def with_interval(value: float | None, interval: tuple[float, float] | None) -> str:
+    """Return `7.12 [6.9–7.4]`."""
+    if value is None or interval is None:
+        return number(value)
+    return f"{number(value)} [{number(interval[0])}–{number(interval[1])}]"
+
+
+def axis(name: str) -> str:
+    """Return a metric's axis title with its unit: `tpot_ms_p50 (ms/token)`."""
+    return f"{name} ({metric_of(name).unit})"
+
+
+def better(name: str) -> str:
+    """Return which direction of a metric is better."""
+    return "lower is better" if metric_of(name).goal == "min" else "higher is better"

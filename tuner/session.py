@@ -1,0 +1,211 @@
+"""Opening a study: from a space file to a folder that can be searched, and from a folder back."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.estimate import detect_machine
+from tuner.errors import StudyError, UsageError
+from tuner.executors.base import Executor
+from tuner.export.launch_file import launch_file, write_launch
+from tuner.feasible import Pruning, StaticChecks, prune
+from tuner.labels import plain
+from tuner.points import Point
+from tuner.provenance import collect
+from tuner.report.page import write_report
+from tuner.space import Infeasible, Space, load_space
+from tuner.store import StudyFolder, keep_aside, write_atomic
+from tuner.study import Observer, Outcome, Search, outcome_of
+
+
+@dataclass(frozen=True)
+class Session:
+    """A study that is ready to be searched."""
+
+    folder: StudyFolder
+    space: Space  # as the file says
+    pruning: Pruning  # what of it this machine can run
+    checks: StaticChecks
+
+
+def plan(space: Space) -> tuple[StaticChecks, Pruning]:
+    """Return what this machine can run of a space; nothing is launched."""
+    checks = StaticChecks(detect_machine())
+    return checks, prune(space, checks)
+
+
+def with_trials(space: Space, trials: int | None) -> Space:
+    """Return the space with another number of trials in its budget."""
+    if trials is None:
+        return space
+    budget = space.file.study.budget.model_copy(update={"trials": trials})
+    study = space.file.study.model_copy(update={"budget": budget})
+    return Space(space.source, space.text, space.file.model_copy(update={"study": study}), space.domains)
+
+
+def begin(space: Space, results: Path, argv: list[str], *, trials: int | None, fresh: bool) -> Session:
+    """Make a new study's folder below `results`, complete before anything is launched.
+
+    `fresh`: an earlier study of this name is kept aside instead of refused.
+
+    Raises:
+        UsageError: not even the baseline can run on this machine.
+        StudyError: a study of this name exists, or the folder cannot be written.
+    """
+    checks, pruning = plan(space)
+    if isinstance(found := pruning.space.baseline(checks), Infeasible):
+        raise UsageError(f"{space.source}: the baseline cannot run here: {'; '.join(found.reasons)}")
+    folder = StudyFolder(results / space.file.study.name)
+    if folder.is_complete():
+        if not fresh:
+            raise StudyError(
+                f"{folder.path}: holds a study already; go on with `tuner resume {folder.path}`, "
+                "or keep it aside and start anew with --fresh"
+            )
+        with folder.lock():
+            pass  # nobody is running it
+        keep_aside(folder)
+    elif folder.path.exists() and any(folder.path.iterdir()) and not folder.space.is_file():
+        raise StudyError(f"{folder.path}: exists and is no study; choose another study.name or --results")
+    provenance = describe_now(space, argv) | {"trials": trials}
+    folder.create(space.text, provenance)
+    return Session(folder, with_trials(space, trials), pruning_for(pruning, trials), checks)
+
+
+def pruning_for(pruning: Pruning, trials: int | None) -> Pruning:
+    """Return the pruning with another number of trials in its space."""
+    return Pruning(
+        with_trials(pruning.space, trials), pruning.dropped, pruning.points, pruning.feasible, pruning.reasons
+    )
+
+
+def reopen(path: Path, argv: list[str], *, trials: int | None, accept_change: bool) -> Session:
+    """Open a study's folder to go on with it.
+
+    Raises:
+        StudyError: no study, or the machine, the versions or the space changed and `accept_change` is not set.
+        SpaceError: its space.yaml is invalid now.
+    """
+    folder = existing(path)
+    space = load_space(folder.space)
+    before = folder.read_provenance()
+    now = describe_now(space, argv)
+    differences = list(changes(before, now))
+    if before.get("space_digest") != space.digest:
+        differences.append("space.yaml was changed beyond its budget and pick")
+    if differences and not accept_change:
+        raise StudyError(
+            f"{folder.path}: measurements would not be comparable: {'; '.join(differences)}; "
+            "start another study, or accept that with --accept-change"
+        )
+    kept = before.get("trials")
+    wanted = trials if trials is not None else kept if isinstance(kept, int) else None
+    if differences:
+        history = [*before.get("earlier", []), {k: v for k, v in before.items() if k != "earlier"}]
+        _write_provenance(folder, now | {"trials": wanted, "earlier": history})
+    elif trials is not None:
+        _write_provenance(folder, before | {"trials": trials})
+    checks, pruning = plan(space)
+    return Session(folder, with_trials(space, wanted), pruning_for(pruning, wanted), checks)
+
+
+def _write_provenance(folder: StudyFolder, document: dict[str, Any]) -> None:
+    try:
+        write_atomic(folder.provenance, json.dumps(document, indent=1, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise StudyError(f"{folder.provenance}: cannot be written: {error.strerror or error}") from error
+
+
+def describe_now(space: Space, argv: list[str]) -> dict[str, Any]:
+    """Return the provenance of a study that starts or goes on now."""
+    return collect(argv, space.file.study.seed) | {"space_digest": space.digest}
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return what makes measurements of before and of now incomparable, in words."""
+    old, new = before.get("identity"), now.get("identity")
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return ["provenance.json does not say on what machine the study began"]
+    return [
+        f"{name} was {plain(old.get(name))} and is {plain(new.get(name))}"
+        for name in dict.fromkeys([*old, *new])
+        if old.get(name) != new.get(name)
+    ]
+
+
+def existing(path: Path) -> StudyFolder:
+    """Return a study's folder.
+
+    Raises:
+        StudyError: the path holds no study.
+    """
+    folder = StudyFolder(path)
+    if not folder.space.is_file():
+        raise StudyError(f"{path}: holds no study (no space.yaml); a study is RESULTS/<study.name>")
+    if not folder.is_complete():
+        raise StudyError(f"{path}: the study was never begun completely; run `tuner search` again")
+    return folder
+
+
+def load_outcome(folder: StudyFolder) -> tuple[Space, Outcome]:
+    """Read what a study has found so far; nothing is written and no lock is needed.
+
+    Raises:
+        StudyError: unreadable records.
+        SpaceError: its space.yaml is invalid.
+    """
+    space = load_space(folder.space)
+    return space, outcome_of(folder.read_trials(), space)
+
+
+def search(session: Session, executor: Executor, observer: Observer) -> Outcome:
+    """Run a study to the end of its budget; whatever ends it, what was found until then is written.
+
+    Raises:
+        NothingFeasible: nothing runs here.
+        StudyError: another process runs the study, or its folder cannot be written.
+    """
+    with session.folder.lock(), executor, _derived(session):
+        gpu = session.checks.machine.kind == "cuda"
+        run = Search(session.folder, session.pruning.space, session.checks, executor, observer, gpu=gpu)
+        run.run()
+    return outcome_of(session.folder.read_trials(), session.space)
+
+
+@contextlib.contextmanager
+def _derived(session: Session) -> Iterator[None]:
+    """Write front, launch file and report when the block is left, whatever ended it."""
+    try:
+        yield
+    finally:
+        write_derived(session.folder, session.space)
+
+
+def write_derived(folder: StudyFolder, space: Space) -> Outcome:
+    """Write front.json, launch.yaml and report.html from the records.
+
+    Raises:
+        StudyError: the folder cannot be written.
+    """
+    outcome = outcome_of(folder.read_trials(), space)
+    try:
+        write_atomic(folder.front, front_json(outcome.front))
+        if outcome.recommendation is not None:
+            file = launch_file(outcome.recommendation, outcome.points, space.file.study.name, space.digest)
+            write_launch(file, folder.launch)
+        else:
+            folder.launch.unlink(missing_ok=True)  # an earlier one would no longer be true
+        write_report(folder, space, outcome)
+    except OSError as error:
+        raise StudyError(f"{folder.path}: cannot be written: {error.strerror or error}") from error
+    return outcome
+
+
+def front_json(front: tuple[Point, ...]) -> str:
+    """Return the text of front.json."""
+    return json.dumps([point.to_json() for point in front], indent=1, allow_nan=False) + "\n"

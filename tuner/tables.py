@@ -1,0 +1,180 @@
+"""Tables for the terminal: the front, one trial, the end of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from tuner.durations import format_duration
+from tuner.export.launch_file import serve_command, shorten
+from tuner.labels import clean, flatten, label, plain, with_interval
+from tuner.pick import THROUGHPUT, Recommendation, speedup
+from tuner.points import Point, baseline_at
+from tuner.records import TrialRecord
+from tuner.space import Objective, Space
+from tuner.store import StudyFolder
+from tuner.study import Outcome
+
+EXTRA = ("ttft_ms_p90", "accept_length")
+
+
+def columns(space: Space) -> list[str]:
+    """Return the metrics that tables show: the objectives, then what explains them."""
+    names = [objective.metric for objective in space.file.objectives]
+    names += [constraint.metric for constraint in space.file.constraints]
+    return list(dict.fromkeys([*names, *EXTRA]))
+
+
+def speed(point: Point, points: Iterable[Point], objectives: Sequence[Objective]) -> float | None:
+    """Return how many times the baseline's throughput at the same concurrency a point has."""
+    objective = Objective(metric=THROUGHPUT, goal="max")
+    if point.metrics.get(THROUGHPUT) is None:
+        objective = objectives[0]
+    return speedup(point, baseline_at(points, point.concurrency), objective)
+
+
+def front_table(outcome: Outcome, space: Space) -> Table:
+    """Return the front as a table, one row per point."""
+    names = columns(space)
+    table = Table(title="Front", title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table.add_column("trial", justify="right")
+    table.add_column("c", justify="right")
+    table.add_column("configuration")
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("× baseline", justify="right")
+    table.add_column("")
+    paths = [domain.path for domain in space.domains]
+    for point in outcome.front:
+        cells = [with_interval(point.metrics.get(n), point.intervals.get(n)) for n in names]
+        faster = speed(point, outcome.points, space.file.objectives)
+        times = "–" if faster is None else f"{faster:.2f}"
+        row = (
+            str(point.trial),
+            str(point.concurrency),
+            escape(label(point.config, paths)),
+            *cells,
+            times,
+            remarks(point),
+        )
+        table.add_row(*row, style=None if point.feasible else "dim")
+    return table
+
+
+def remarks(point: Point) -> str:
+    """Return what else must be said of a point, in a few words."""
+    words = []
+    if point.baseline:
+        words.append("baseline")
+    if not point.feasible:
+        words.append("misses a constraint")
+    if point.synthetic:
+        words.append("synthetic")
+    if point.tied_with:
+        words.append("tied with " + ", ".join(f"#{trial}" for trial, _ in point.tied_with))
+    return "; ".join(words)
+
+
+def recommendation_lines(best: Recommendation, space: Space) -> list[str]:
+    """Return the recommendation in sentences."""
+    point = best.point
+    paths = [domain.path for domain in space.domains]
+    value = with_interval(point.metrics.get(best.metric), point.intervals.get(best.metric))
+    lines = [
+        f"Recommended at {point.concurrency} requests in flight: trial {point.trial}, {label(point.config, paths)}: "
+        f"{best.metric} {value}"
+    ]
+    if point.baseline:
+        lines.append("No configuration with speculation beats it there: serve without.")
+    elif best.speedup is not None:
+        lines.append(f"That is {best.speedup:.2f} × no speculation at the same load.")
+    if best.tied_with:
+        tied = ", ".join(f"#{trial}" for trial, _ in best.tied_with)
+        lines.append(f"Not to be told apart from {tied}: the intervals overlap.")
+    if best.misses:
+        lines.append(f"It does not meet the limits asked for, and nothing measured does: {'; '.join(best.misses)}.")
+    return lines
+
+
+def ending(outcome: Outcome, space: Space, folder: StudyFolder) -> RenderableType:
+    """Return what a search prints last: front, recommendation, where the report is, how to serve the winner."""
+    parts: list[RenderableType] = []
+    if outcome.front:
+        parts += [front_table(outcome, space), Text()]
+    if outcome.recommendation is None:
+        parts.append(Text(f"Nothing to recommend: {outcome.why}."))
+    else:
+        parts += [Text(line) for line in recommendation_lines(outcome.recommendation, space)]
+    parts += [Text(), Text(summary(outcome.records)), Text(f"Report:  {shorten(folder.report)}")]
+    if outcome.recommendation is not None:
+        parts.append(Text(f"Serve:   {serve_command(folder.launch)}"))
+    return Group(*parts)
+
+
+def summary(records: Sequence[TrialRecord]) -> str:
+    """Return how many trials came to what."""
+    launches = [record for record in records if record.state != "infeasible"]
+    measured = sum(r.state == "measured" and r.role in ("baseline", "search") for r in launches)
+    failed = [record for record in launches if record.failure is not None]
+    again = sum(record.role in ("confirm", "repeat") for record in launches)
+    words = [f"{measured} configurations measured"]
+    if again:
+        words.append(f"{again} of them again")
+    if failed:
+        kinds = ", ".join(sorted({record.failure.kind for record in failed if record.failure is not None}))
+        words.append(f"{len(failed)} failed ({kinds})")
+    refused = len(records) - len(launches)
+    if refused:
+        words.append(f"{refused} refused without a launch")
+    return "; ".join(words) + "."
+
+
+def trial_view(record: TrialRecord, space: Space) -> RenderableType:
+    """Return everything known of one trial."""
+    paths = [domain.path for domain in space.domains]
+    again = f" of trial {record.of}" if record.of is not None else ""
+    parts: list[RenderableType] = [
+        Text(f"Trial {record.trial}: {record.role}{again}, {record.state}: {label(record.config, paths)}", style="bold")
+    ]
+    if record.failure is not None:
+        parts.append(Text(f"Failure: {record.failure.kind} at {record.failure.stage}"))
+        parts += [Text(f"  | {clean(line)}") for line in record.failure.evidence]
+        if record.failure.advice:
+            parts.append(Text(f"Advice: {record.failure.advice}"))
+    if record.levels:
+        parts.append(_levels(record))
+    if record.seconds:
+        spent = ", ".join(f"{stage} {format_duration(seconds)}" for stage, seconds in record.seconds.items())
+        parts.append(Text(f"Time: {spent}"))
+    parts.append(_configs(record))
+    if record.headroom:
+        parts.append(Text("Headroom: " + ", ".join(f"{k} {plain(v)}" for k, v in flatten(record.headroom).items())))
+    return Group(*parts)
+
+
+def _levels(record: TrialRecord) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("metric")
+    for level in record.levels:
+        table.add_column(f"c={level.concurrency} (n={level.n})", justify="right")
+    names = dict.fromkeys(name for level in record.levels for name in level.metrics)
+    for name in names:
+        cells = (with_interval(level.metrics.get(name), level.intervals.get(name)) for level in record.levels)
+        table.add_row(name, *cells)
+    return table
+
+
+def _configs(record: TrialRecord) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("field")
+    table.add_column("asked")
+    table.add_column("ran")
+    asked, ran = flatten(record.config), flatten(record.resolved or {})
+    for path in dict.fromkeys([*asked, *ran]):
+        ran_text = plain(ran[path]) if path in ran else ""
+        table.add_row(path, escape(plain(asked[path])) if path in asked else "", escape(ran_text))
+    return table
