@@ -88,7 +88,7 @@ class Backend(Protocol):
         ...
 
     def request_stats(self, body: Mapping[str, Any]) -> RequestStats:
-        """Read a completion's statistics from its body (when streamed: the chunk that carries `usage`)."""
+        """Read a completion's statistics from its body (when streamed: its last chunk)."""
         ...
 
     def resolved(self, server_info: Mapping[str, Any]) -> dict[str, Any]:

@@ -215,11 +215,11 @@ class Native:
         return model_refusals(shape, draft)
 
     def request_stats(self, body: Mapping[str, Any]) -> RequestStats:
-        """Read `accept_length` and `verify_count` of `spec`, which lies beside `usage` (or within it)."""
-        stats = body.get("spec", body.get("usage"))
-        if not isinstance(stats, Mapping):
+        """Read `spec.accept_length` and `spec.verify_count`, beside `usage`."""
+        spec = body.get("spec")
+        if not isinstance(spec, Mapping):
             return RequestStats(None, None)
-        length, count = stats.get("accept_length"), stats.get("verify_count")
+        length, count = spec.get("accept_length"), spec.get("verify_count")
         return RequestStats(
             float(length) if isinstance(length, int | float) else None,
             count if isinstance(count, int) else None,

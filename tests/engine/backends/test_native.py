@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import sys
 import tomllib
 from pathlib import Path
@@ -17,7 +18,10 @@ from engine.backends import native
 from engine.config import DFlashDraft, EngineConfig, bundled
 from engine.errors import ConfigError, ModelError, NotYet
 from engine.estimate import gpu
+from engine.front.answer import Tally
+from engine.front.metrics import Meters, exposition
 from engine.machine import cpu_machine
+from engine.protocol import Acceptance
 from engine.shape import read_draft_shape, read_shape
 from tests.engine.folders import DRAFT_8B, QWEN3_8B, QWEN3_30B_A3B, draft, shape, write
 from tests.engine.strategies import raw_configs
@@ -197,12 +201,23 @@ def test_models_it_cannot_run(
 # --- what a server answers ---
 
 
-def test_reads_a_request(tmp_path: Path) -> None:
+def test_reads_a_request_as_the_server_writes_it() -> None:
     backend = backends.get(bundled())
-    body = {"usage": {"completion_tokens": 9, "accept_length": 2.5, "verify_count": 4}}
-    assert backend.request_stats(body) == backends.RequestStats(2.5, 4)
-    assert backend.request_stats({"usage": None}) == backends.RequestStats(None, None)
-    assert backend.request_stats({"usage": {"completion_tokens": 9}}) == backends.RequestStats(None, None)
+    tally = Tally(prompt_tokens=3)
+    tally.add(1, 0)  # the prefill's token is no round's
+    tally.add(4, 1)
+    tally.add(1, 2)
+    assert backend.request_stats({"usage": tally.usage(), "spec": tally.spec()}) == backends.RequestStats(2.5, 2)
+    assert backend.request_stats({"spec": Tally(3).spec()}) == backends.RequestStats(None, 0)
+    assert backend.request_stats({"usage": tally.usage()}) == backends.RequestStats(None, None)
+
+
+def test_metric_names_are_the_servers() -> None:
+    acceptance = Acceptance(accept_length=2.5, accept_rate=0.5, verify_count=2, by_position=(0.9, 0.4))
+    stats = {"running": 1, "waiting": 0, "tokens_used": 5, "acceptance": acceptance.model_dump()}
+    text = exposition(Meters(), "bundled", stats, 0.0, 100).decode()
+    for name in dataclasses.asdict(backends.get(bundled()).metrics).values():
+        assert re.search(rf"^{name}\{{", text, re.MULTILINE), name
 
 
 def test_reads_the_resolved_config() -> None:
