@@ -5,12 +5,25 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine.config import DFlashDraft, EngineConfig, Memory, Model
-from engine.estimate import draft_parameters, memory, parameters, read_draft_shape, read_shape
+from engine.estimate import (
+    compute_dtype,
+    detect_machine,
+    draft_parameters,
+    max_len,
+    memory,
+    page_size,
+    parameters,
+    prefill_chunk,
+    read_draft_shape,
+    read_shape,
+)
 from engine.machine import cpu_machine
+from engine.runtime import resolve
 
 PAIR = Path(__file__).parents[1] / "data" / "smoke_pair"
 
@@ -50,3 +63,30 @@ def test_the_reader_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["target", "draft"])
 def test_the_pair_is_there(part: str) -> None:
     assert list((PAIR / part).glob("*.safetensors"))
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"draft": {"kind": "dflash", "block_size": 8, "layers": 2}},
+        {"draft": {"kind": "dflash"}, "memory": {"max_running": 3, "page_size": 16}},
+        {"memory": {"kv_tokens": 1000}},
+        {"memory": {"kv_fraction": 0.9, "prefill_chunk": 64}},
+    ],
+)
+def test_the_engine_resolves_what_the_estimate_assumes(sections: dict[str, Any]) -> None:
+    """One rule, two readers: the tuner's forecast and what the engine then allocates."""
+    folders = {"model": {"target": str(PAIR / "target"), "max_len": 256}}
+    config = EngineConfig.model_validate({**folders, **sections})
+    if isinstance(config.draft, DFlashDraft):
+        draft = config.draft.model_copy(update={"model": str(PAIR / "draft")})
+        config = config.model_copy(update={"draft": draft})
+    machine = detect_machine("cpu")
+    plan = resolve(config)
+    need = memory(config, plan.shape, plan.draft_shape, machine)
+    assert plan.config.memory.kv_tokens == need.kv_tokens
+    assert plan.config.memory.page_size == page_size(config)
+    assert plan.config.memory.prefill_chunk == prefill_chunk(config)
+    assert plan.config.model.dtype == compute_dtype(config, plan.shape, machine)
+    assert plan.config.model.max_len == max_len(config, plan.shape)
