@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from engine import estimate
 from engine.backends.native import VERSION, model_refusals, refusals
 from engine.config import DFlashDraft, EngineConfig, NoDraft, draft_folder, target_folder
 from engine.drafters.base import Drafter
 from engine.drafters.dflash import DFlashDrafter
 from engine.drafters.none import NoDrafter
-from engine.errors import ConfigError, ModelError, NotYet, OutOfMemory, UnsupportedModel
+from engine.errors import ConfigError, EngineError, ModelError, NotYet, OutOfMemory, UnsupportedModel
 from engine.kv_cache import KVCache, PoolShape
-from engine.machine import Machine, cpu_name, detect_machine, usable_cores
+from engine.machine import cpu_name, detect_machine, usable_cores
 from engine.model.attention.torch import TorchAttention
 from engine.model.draft import DraftModel, draft_tensors
 from engine.model.target import Target, target_tensors
@@ -33,10 +34,6 @@ from engine.speculate import Engine
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 DUMMY_SEED = 0
-PAGE_SIZE = 32
-PREFILL_CHUNK = 512
-CPU_KV_SHARE = 0.25  # of memory, when the config names no size: a CPU serves other programs too
-CUDA_KV_SHARE = 0.85
 
 
 @dataclass(frozen=True)
@@ -82,37 +79,31 @@ def resolve(config: EngineConfig) -> Plan:
     Raises:
         ConfigError: it asks for what this engine or this machine cannot do; every reason is named.
         ModelError: the model's config is missing or of an unknown family, or the drafter belongs to another target.
+        OutOfMemory: by the estimate, it does not fit.
     """
     machine = detect_machine()
-    device = torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu")
-    _refuse([str(refusal) for refusal in refusals(config, machine)])
+    _refuse(NotYet, refusals(config, machine))
     shape = read_shape(target_folder(config))
     draft = config.draft if isinstance(config.draft, DFlashDraft) else None
     draft_shape = None if draft is None else _draft_shape(config, draft, shape)
-    unsupported = [str(refusal) for refusal in model_refusals(shape, draft_shape)]
-    if unsupported:
-        raise UnsupportedModel("; ".join(unsupported))
-    max_len = config.model.max_len or shape.longest
-    if max_len > shape.longest:
-        raise ConfigError(f"model.max_len {max_len} exceeds the model's {shape.longest} positions; lower it")
-    dtype = _dtype(config, shape, device)
-    page = config.memory.page_size or PAGE_SIZE
+    _refuse(UnsupportedModel, model_refusals(shape, draft_shape))
+    reasons = estimate.check(config, shape, draft_shape, machine)
+    _refuse(OutOfMemory, [reason for reason in reasons if reason.path.startswith("memory")])
+    _refuse(ConfigError, reasons)
+    dtype = estimate.compute_dtype(config, shape, machine)
+    max_len, page = estimate.max_len(config, shape), estimate.page_size(config)
+    kv_tokens = estimate.memory(config, shape, draft_shape, machine).kv_tokens
+    memory = {"page_size": page, "prefill_chunk": estimate.prefill_chunk(config), "kv_tokens": kv_tokens}
     resolved = config.model_copy(
         update={
             "model": config.model.model_copy(update={"dtype": dtype, "kv_dtype": dtype, "max_len": max_len}),
             "draft": config.draft if draft is None else _resolve_draft(draft, draft_shape),
             "attention": config.attention.model_copy(update={"backend": "torch"}),
             "backend": config.backend.model_copy(update={"version": VERSION}),
-            "memory": config.memory.model_copy(
-                update={
-                    "page_size": page,
-                    "prefill_chunk": config.memory.prefill_chunk or PREFILL_CHUNK,
-                    "kv_tokens": _kv_tokens(config, shape, draft_shape, dtype, max_len, page, machine),
-                    "kv_fraction": None,
-                }
-            ),
+            "memory": config.memory.model_copy(update=memory | {"kv_fraction": None}),
         }
     )
+    device = torch.device("cuda" if machine.kind == "cuda" else "cpu")
     return Plan(resolved, shape, draft_shape, device, max(1, usable_cores() - 1))
 
 
@@ -158,9 +149,10 @@ def build(plan: Plan) -> Runtime:
     )
 
 
-def _refuse(reasons: list[str]) -> None:
-    if reasons:
-        raise NotYet("; ".join(reasons))
+def _refuse(error: type[EngineError], reasons: Iterable[estimate.Refusal]) -> None:
+    text = "; ".join(str(reason) for reason in reasons)
+    if text:
+        raise error(text)
 
 
 def _draft_shape(config: EngineConfig, draft: DFlashDraft, shape: ModelShape) -> DraftShape:
@@ -169,8 +161,6 @@ def _draft_shape(config: EngineConfig, draft: DFlashDraft, shape: ModelShape) ->
     mismatch = found.mismatch(shape)
     if mismatch is not None:
         raise ModelError(f"{folder}: {mismatch}; give the drafter of this target as draft.model")
-    if draft.layers is not None and draft.layers > found.layers:
-        raise ConfigError(f"draft.layers {draft.layers} exceeds the drafter's {found.layers} layers; lower it")
     return found
 
 
@@ -178,42 +168,6 @@ def _resolve_draft(draft: DFlashDraft, shape: DraftShape | None) -> DFlashDraft 
     if shape is None:
         return NoDraft()
     return draft.model_copy(update={"layers": draft.layers or shape.layers})
-
-
-def _dtype(config: EngineConfig, shape: ModelShape, device: torch.device) -> str:
-    """`auto` is the checkpoint's precision, but float32 where the CPU has no bfloat16 arithmetic."""
-    if config.model.dtype != "auto":
-        return config.model.dtype
-    wanted = "bfloat16" if shape.dtype == "float16" else shape.dtype
-    if wanted == "bfloat16" and device.type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "float32"
-    return wanted
-
-
-def _kv_tokens(
-    config: EngineConfig,
-    shape: ModelShape,
-    draft: DraftShape | None,
-    dtype: str,
-    max_len: int,
-    page: int,
-    machine: Machine,
-) -> int:
-    """Cache size in tokens, whole pages: as asked, else what all running requests can need, within memory."""
-    rows = config.verify_rows
-    one = -(-(max_len + rows) // page) * page
-    if config.memory.kv_tokens is not None:
-        tokens = config.memory.kv_tokens // page * page
-        if tokens < page:
-            raise ConfigError(f"memory.kv_tokens {config.memory.kv_tokens} is less than one page of {page}; raise it")
-        return tokens
-    pools = [_target_pool(shape)] + ([] if draft is None else [_draft_pool(draft, draft.layers)])
-    size = sum(pool.bytes_per_token(DTYPES[dtype]) for pool in pools)
-    share = config.memory.kv_fraction or (CUDA_KV_SHARE if machine.kind == "cuda" else CPU_KV_SHARE)
-    room = int(machine.memory * share) // size // page * page
-    if room < page:
-        raise OutOfMemory("no memory for a single KV page; raise memory.kv_fraction or use a smaller model")
-    return min(one * config.memory.max_running, room)
 
 
 def _target_pool(shape: ModelShape) -> PoolShape:

@@ -10,25 +10,32 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.errors import ModelError
+from engine.errors import ModelError, UnsupportedModel
 
 Shapes = Mapping[str, tuple[int, ...]]
 DUMMY_STD = 0.02
 
 
 def load_weights(
-    folder: Path, shapes: Shapes, dtype: torch.dtype, device: torch.device, prefixes: tuple[str, ...] = ("",)
+    folder: Path,
+    shapes: Shapes,
+    dtype: torch.dtype,
+    device: torch.device,
+    prefixes: tuple[str, ...] = ("",),
+    spare: tuple[str, ...] | None = None,
 ) -> dict[str, Tensor]:
-    """Return the tensors named by `shapes`, converted; other tensors of the files are left unread.
+    """Return the tensors named by `shapes`, converted; integer tensors keep their type.
 
-    A name may be stored behind any of `prefixes`. Integer tensors keep their type.
+    A name may be stored behind any of `prefixes`. Other tensors are left unread; when `spare` is given, only names
+    that end with one of it may be left.
 
     Raises:
         ModelError: a file is missing or truncated, a tensor is missing or of another shape.
+        UnsupportedModel: a tensor that would be left unread but is not spare.
     """
     found: dict[str, Tensor] = {}
     for path in _files(folder):
-        for name, tensor in _read(path, shapes, device, prefixes):
+        for name, tensor in _read(path, shapes, device, prefixes, spare):
             if tuple(tensor.shape) != tuple(shapes[name]):
                 raise ModelError(
                     f"{path}: {name} has shape {list(tensor.shape)}, config.json implies {list(shapes[name])}; "
@@ -84,6 +91,11 @@ def _read(path: Path, shapes: Shapes, device: torch.device, prefixes: tuple[str,
                 name = _strip(stored, shapes, prefixes)
                 if name is not None:
                     yield name, file.get_tensor(stored)
+                elif spare is not None and not stored.endswith(spare):
+                    raise UnsupportedModel(
+                        f"{path}: holds {stored}, which is no part of a plain DFlash drafter; without it the drafter "
+                        "would propose worse, so it is refused"
+                    )
     except (SafetensorError, OSError) as error:
         raise ModelError(f"{path}: not a whole safetensors file ({error}); download it again") from error
 

@@ -89,6 +89,12 @@ def too_long(folder: Path, config: dict[str, object]) -> None:
     config["model"] = {"target": str(folder), "max_len": 10**6}
 
 
+def extra_draft_tensor(folder: Path, config: dict[str, object]) -> None:
+    path = folder / "draft" / "model.safetensors"
+    tensors = load_file(path)
+    save_file(tensors | {"embed_tokens.weight": tensors["fc.weight"].clone()}, path)
+
+
 CASES: dict[str, tuple[Break, int, str, str]] = {
     "no folder": (no_folder, 3, "missing_file", "no such folder"),
     "no weights": (no_weights, 3, "missing_file", "weights are missing"),
@@ -97,10 +103,11 @@ CASES: dict[str, tuple[Break, int, str, str]] = {
     "wrong shape": (reshape, 3, "missing_file", "mlp.up_proj.weight"),
     "tensor missing": (drop_tensor, 3, "missing_file", "model.norm.weight"),
     "another target's drafter": (other_target, 3, "missing_file", "drafter"),
+    "a drafter with parts of its own": (extra_draft_tensor, 3, "unsupported_model", "embed_tokens.weight"),
     "another family": (other_family, 3, "unsupported_model", "mamba"),
     "unknown key": (unknown_key, 2, "config", "did you mean draft.block_size?"),
     "not yet": (not_yet, 2, "config", "parallel.tensor"),
-    "too many draft layers": (too_many_layers, 2, "config", "draft.layers 9"),
+    "too many draft layers": (too_many_layers, 2, "config", "draft.layers"),
     "longer than the model": (too_long, 2, "config", "model.max_len"),
 }
 
