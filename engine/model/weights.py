@@ -84,7 +84,9 @@ def _files(folder: Path) -> list[Path]:
     return paths
 
 
-def _read(path: Path, shapes: Shapes, device: torch.device, prefixes: tuple[str, ...]) -> Iterator[tuple[str, Tensor]]:
+def _read(
+    path: Path, shapes: Shapes, device: torch.device, prefixes: tuple[str, ...], spare: tuple[str, ...] | None
+) -> Iterator[tuple[str, Tensor]]:
     try:
         with safe_open(path, framework="pt", device=str(device)) as file:
             for stored in file.keys():  # noqa: SIM118 - a safetensors handle is no mapping
