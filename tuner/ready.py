@@ -172,7 +172,7 @@ class _Wait:
                 async with asyncio.timeout(left):
                     reason = await step()
             except TimeoutError:
-                reason = self.reason
+                reason = self.reason or f"{_sentence(step)} brought no answer"
             if not reason:
                 return
             if reason != self.reason:
@@ -304,6 +304,11 @@ def insane(text: str) -> str:
     if len(solid) >= 8 and len(set(solid)) == 1:
         return f"the text is one character for ever: {text[:40]!r}"
     return ""
+
+
+def _sentence(step: Callable[..., object]) -> str:
+    """Return what a step does, in words: its name."""
+    return step.__name__.strip("_").replace("_", " ")
 
 
 def _model_names(body: bytes) -> list[str] | None:

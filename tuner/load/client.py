@@ -325,7 +325,18 @@ class Client:
         return None
 
     async def request(self, method: str, path: str, body: bytes = b"", stall: float = 30.0) -> Reply:
-        """Send a request and collect its answer; `stall` seconds without a byte end it."""
+        """Send a request and collect its answer; `stall` seconds without a byte end it.
+
+        A server may close a kept connection whenever it is idle (RFC 9112, 9.3.1): a request that meets this, and
+        got no byte, is sent once more on a new one. The time that takes is part of the request.
+        """
+        kept = self._wire is not None and self._wire.open
+        reply = await self._once(method, path, body, stall)
+        if kept and reply.status == 0 and reply.error is not None and reply.error.kind == "reset":
+            return await self._once(method, path, body, stall)
+        return reply
+
+    async def _once(self, method: str, path: str, body: bytes, stall: float) -> Reply:
         framer = Framer(method)
         began = self._clock()
         if (error := await self.connect()) is not None or self._wire is None:

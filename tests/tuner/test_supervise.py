@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.tuner.running import alive, wait_until
+from tuner.supervise import Exit, Supervised, listens, supervise
+from tuner.watchdog import Log
+
+ZOO = Path(__file__).parent / "zoo.py"
+ENV = {"PATH": os.environ["PATH"]}
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-I", "-S", "-c", code]
+
+
+def pids(path: Path, count: int) -> list[int]:
+    wait_until(lambda: path.exists() and len(path.read_text().split()) == count, f"{count} processes started")
+    return [int(word) for word in path.read_text().split()]
+
+
+def ended(process: Supervised) -> Exit:
+    wait_until(lambda: process.poll() is not None, "the process ended")
+    assert process.exit is not None
+    return process.exit
+
+
+@pytest.mark.parametrize(
+    ("code", "expected", "words"),
+    [
+        ("print('out'); import sys; sys.stderr.write('err'); sys.exit(3)", Exit(3, None), "exit code 3"),
+        ("import os; os.kill(os.getpid(), 11)", Exit(None, 11), "signal 11 (SIGSEGV)"),
+    ],
+)
+def test_tells_how_a_process_ended(tmp_path: Path, code: str, expected: Exit, words: str) -> None:
+    with supervise(python(code), env=ENV, log=tmp_path / "log") as process:
+        assert ended(process) == expected
+        assert str(process.exit) == words
+        stopped = process.stop()
+    assert stopped.gone
+    assert not stopped.forced
+    if expected.code:
+        assert process.tail() == "out\nerr" or sorted(process.tail().split()) == ["err", "out"]
+
+
+def test_a_program_that_does_not_exist_says_so(tmp_path: Path) -> None:
+    with supervise(["/nowhere/server"], env=ENV, log=tmp_path / "log") as process:
+        assert ended(process) == Exit(127, None)
+    assert process.tail() == "cannot start /nowhere/server: No such file or directory\n"
+
+
+def test_the_death_of_a_process_wakes_who_waits(tmp_path: Path) -> None:
+    with supervise(python("import time; time.sleep(0.2)"), env=ENV, log=tmp_path / "log") as process:
+        assert asyncio.run(asyncio.wait_for(process.wait(), 30)) == Exit(0, None)
+
+
+def test_stop_lets_a_polite_process_leave(tmp_path: Path) -> None:
+    with supervise([sys.executable, str(ZOO), str(tmp_path / "pids"), "polite"], env=ENV, log=tmp_path / "log") as p:
+        wait_until(lambda: "started" in p.tail(), "the process started")
+        stopped = p.stop(30)
+    assert (stopped.exit, stopped.gone, stopped.forced) == (Exit(0, None), True, False)
+    assert p.tail() == "started\nbye\n"
+
+
+def test_stop_ends_everything_below(tmp_path: Path) -> None:
+    modes = ["deaf", "session", "cleaned", "orphan", "crowd"]
+    with supervise([sys.executable, str(ZOO), str(tmp_path / "pids"), *modes], env=ENV, log=tmp_path / "log") as p:
+        wait_until(lambda: "started" in p.tail(), "the process started")
+        everyone = pids(tmp_path / "pids", 24)
+        assert set(everyone) <= set(p.tree())
+        stopped = p.stop(0.3)
+    assert (stopped.gone, stopped.forced, stopped.survivors) == (True, True, ())
+    assert [pid for pid in everyone if alive(pid)] == []
+    assert p.stop() is stopped
+
+
+def test_what_a_dead_server_leaves_is_ended(tmp_path: Path) -> None:
+    with supervise([sys.executable, str(ZOO), str(tmp_path / "pids"), "orphan"], env=ENV, log=tmp_path / "log") as p:
+        everyone = pids(tmp_path / "pids", 2)
+        os.kill(everyone[0], signal.SIGKILL)
+        assert ended(p) == Exit(None, 9)
+        wait_until(lambda: not alive(everyone[1]), "the orphan ended")
+        assert p.stop().gone
+
+
+def test_a_shell_wrapper_does_not_hide_its_server(tmp_path: Path) -> None:
+    line = f"{sys.executable} {ZOO} {tmp_path / 'pids'} polite; true"
+    with supervise(["/bin/bash", "-c", line], env=ENV, log=tmp_path / "log") as process:
+        wait_until(lambda: "started" in process.tail(), "the process started")
+        stopped = process.stop(30)
+    assert (stopped.gone, stopped.forced) == (True, False)
+    assert "bye" in process.tail()
+
+
+def test_a_killed_watchdog_takes_the_tree_with_it(tmp_path: Path) -> None:
+    """In a process of its own, which adopts the orphans."""
+    code = f"""
+import os, sys, signal
+sys.path.insert(0, {os.getcwd()!r})
+from pathlib import Path
+from tests.tuner.running import wait_until, alive
+from tuner.supervise import supervise
+argv = [sys.executable, {str(ZOO)!r}, {str(tmp_path / "pids")!r}, "deaf", "session", "orphan"]
+with supervise(argv, env=dict(os.environ), log=Path({str(tmp_path / "log")!r}), adopt=True) as process:
+    wait_until(lambda: "started" in process.tail(), "started")
+    os.kill(process._dog.pid, signal.SIGKILL)
+    wait_until(lambda: process.poll() is not None, "the death was seen")
+    stopped = process.stop(0.2)
+print(stopped.gone, stopped.forced, stopped.survivors)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "True True ()\n", done.stderr
+    assert [pid for pid in pids(tmp_path / "pids", 3) if alive(pid)] == []
+
+
+def test_kill_9_of_the_holder_ends_the_tree_and_frees_its_lease(tmp_path: Path) -> None:
+    code = f"""
+import os, sys, fcntl, time
+sys.path.insert(0, {os.getcwd()!r})
+from pathlib import Path
+from tuner.supervise import supervise
+fd = os.open({str(tmp_path / "lock")!r}, os.O_RDWR | os.O_CREAT)
+fcntl.flock(fd, fcntl.LOCK_EX)
+argv = [sys.executable, {str(ZOO)!r}, {str(tmp_path / "pids")!r}, "deaf", "session", "orphan"]
+with supervise(argv, env=dict(os.environ), log=Path({str(tmp_path / "log")!r}), keep=[fd]) as process:
+    time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code]) as holder:
+        everyone = pids(tmp_path / "pids", 3)
+        with (tmp_path / "lock").open("r+") as lock:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            holder.kill()
+            fcntl.flock(lock, fcntl.LOCK_EX)  # free only when the last process is gone
+            assert [pid for pid in everyone if alive(pid)] == []
+
+
+def test_the_server_does_not_inherit_the_lease(tmp_path: Path) -> None:
+    fd = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    code = "import os; print(sorted(os.listdir('/proc/self/fd')), flush=True)"
+    with supervise(python(code), env=ENV, log=tmp_path / "log", keep=[fd]) as process:
+        ended(process)
+    os.close(fd)
+    assert len(process.tail().split(",")) == 4  # 0, 1, 2 and the listing itself
+
+
+def test_a_flood_of_output_neither_blocks_nor_fills_the_disk(tmp_path: Path) -> None:
+    code = "import sys; sys.stdout.write('x' * 3_000_000); sys.stdout.write('THE END'); sys.stdout.flush()"
+    with supervise(python(code), env=ENV, log=tmp_path / "log") as process:
+        assert ended(process) == Exit(0, None)
+        assert process.log_size() == 3_000_007
+        assert process.tail(100).endswith("xTHE END")
+
+
+def test_a_log_keeps_its_head_and_its_end(tmp_path: Path) -> None:
+    log = Log(str(tmp_path / "log"), cap=1000)
+    log.write(b"a" * 600)
+    log.write(b"b" * 600)
+    log.write(b"c" * 300_000)
+    log.write(b"the end")
+    log.flush()
+    text = (tmp_path / "log").read_bytes()
+    assert text.startswith(b"a" * 600 + b"b" * 400 + b"\n[38063 bytes left out]\n")
+    assert text.endswith(b"cthe end")
+    assert len(text) < 1000 + 256 * 1024 + 50
+
+
+def test_a_full_disk_is_reported_not_raised(tmp_path: Path) -> None:
+    log = Log("/dev/full", cap=1000)
+    log.write(b"words")
+    assert "No space left" in log.error
+
+
+def test_who_listens(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        assert listens([os.getpid()], port) is True
+        assert listens([1], port) is False
+        assert listens([], port) is False
+    assert listens([os.getpid()], port) is None
+    assert tmp_path.exists()
+
+
+def test_a_port_that_stays_taken_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.supervise.PORT_SECONDS", 0.1)
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        port = stranger.getsockname()[1]
+        with supervise(python("pass"), env=ENV, log=tmp_path / "log", port=port) as process:
+            assert process.stop().port_free is False
+    with supervise(python("pass"), env=ENV, log=tmp_path / "log", port=port) as process:
+        assert process.stop().port_free is True

@@ -1,0 +1,242 @@
+"""Trials of real server processes that misbehave as planned: none is called good that is not, and none bad that is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tuner.trial
+from tests.fake_server.plan import Plan
+from tests.tuner.running import family, make_spec, run_fake, wait_until
+from tuner.records import LeaseRequest
+
+SHORT = {"ready_s": 1.5}
+
+
+def word(code: int, kind: str, message: str = "do this") -> tuple[str, ...]:
+    return ("noise before", json.dumps({"event": "exit", "code": code, "kind": kind, "message": message}))
+
+
+GOOD: dict[str, Plan] = {
+    "plain": Plan(),
+    "late to listen": Plan(start_s=0.3),
+    "late to be ready": Plan(ready_s=0.4),
+    "closes each connection": Plan(keep_alive=False),
+    "usage only at the end": Plan(continuous=False),
+    "one token a chunk": Plan(tokens_per_chunk=1, chunk_ms=0.5),
+    "a whole answer in one chunk": Plan(tokens_per_chunk=16),
+    "stops early": Plan(stop_after=5),
+    "no acceptance": Plan(accept_length=None),
+    "deaf to SIGTERM": Plan(ignore_sigterm=True),
+    "leaves with an error": Plan(exit_on_term=1),
+    "talks a lot": Plan(chatter_bytes=3_000_000),
+    "has children": Plan(children=True),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_server_is_measured(tmp_path: Path, name: str) -> None:
+    plan = GOOD[name]
+    record, events = run_fake(tmp_path, plan, levels=(1, 3), limits={"stop_s": 0.3} if plan.ignore_sigterm else {})
+    assert record.failure is None
+    assert record.state == "measured"
+    assert [level.concurrency for level in record.levels] == [1, 3]
+    for level in record.levels:
+        assert level.n >= 6
+        assert level.metrics["error_rate"] == 0
+        assert level.metrics["accept_length"] == plan.accept_length
+        assert (level.metrics["tpot_ms_p50"] is None) == (plan.tokens_per_chunk == 16)
+        low, high = level.intervals["ttft_ms_p50"]
+        assert 0 < low <= (level.metrics["ttft_ms_p50"] or 0) <= high
+    assert set(record.seconds) == {"lease", "launch", "ready", "load", "stop"}
+    assert events[-1].record == record
+    assert family(str(tmp_path)) == []
+
+
+def test_a_chat_workload_is_measured(tmp_path: Path) -> None:
+    record, _ = run_fake(tmp_path, Plan(), chat=True)
+    assert record.state == "measured"
+
+
+def test_events_tell_the_course(tmp_path: Path) -> None:
+    record, events = run_fake(tmp_path, Plan(), levels=(1, 2))
+    told = [(e.kind, e.stage, e.level) for e in events if e.kind in ("begin", "end", "record")]
+    assert told == [
+        ("begin", "lease", None),
+        ("end", "lease", None),
+        ("begin", "launch", None),
+        ("end", "launch", None),
+        ("begin", "ready", None),
+        ("end", "ready", None),
+        ("begin", "load", None),
+        ("begin", "load", 1),
+        ("end", "load", 1),
+        ("begin", "load", 2),
+        ("end", "load", 2),
+        ("end", "load", None),
+        ("begin", "stop", None),
+        ("end", "stop", None),
+        ("record", "stop", None),
+    ]
+    levels = [e.data for e in events if e.kind == "end" and e.level]
+    assert levels == [level.model_dump(mode="json") for level in record.levels]
+    assert record.resolved == {"model": {"target": "fake"}}
+
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB. GPU 0 has a total capacity of 79 GiB"
+BAD: dict[str, tuple[Plan, dict[str, Any], str, str]] = {
+    "refuses its config": (Plan(die_at="start", die_code=2, last_words=word(2, "config")), {}, "config", "launch"),
+    "no weights": (Plan(die_at="start", die_code=3, last_words=word(3, "missing_file")), {}, "missing_file", "launch"),
+    "no memory": (Plan(die_at="loaded", die_code=4, last_words=word(4, "oom_start")), {}, "oom_start", "launch"),
+    "no graphs": (
+        Plan(die_at="loaded", die_code=5, last_words=word(5, "graph_capture")),
+        {},
+        "graph_capture",
+        "launch",
+    ),
+    "port taken": (Plan(die_at="loaded", die_code=6, last_words=word(6, "port")), {}, "port", "launch"),
+    "internal": (Plan(die_at="start", die_code=70, last_words=word(70, "crashed")), {}, "crashed", "launch"),
+    "killed while loading": (Plan(die_at="loaded", die_signal=9), {}, "crashed", "launch"),
+    "foreign OOM": (Plan(die_at="loaded", last_words=(OOM, "bye")), {}, "oom_start", "launch"),
+    "dies at its first request": (Plan(die_at="completion"), {}, "crashed", "ready"),
+    "never listens": (Plan(listen="never"), SHORT, "no_progress", "launch"),
+    "never ready": (Plan(ready_s=1e6), SHORT, "no_progress", "ready"),
+    "200 but hangs": (Plan(hang_on=("/v1/models",)), SHORT, "no_progress", "ready"),
+    "first token never comes": (Plan(answer="hang"), SHORT, "no_progress", "ready"),
+    "stalls in its first answer": (Plan(answer="stall"), SHORT, "no_progress", "ready"),
+    "fails every completion": (Plan(answer="error", status=503), SHORT, "no_progress", "ready"),
+    "refuses the request": (Plan(answer="error", status=400), {}, "config", "ready"),
+    "another model": (Plan(serve_as="other"), {}, "wrong_model", "ready"),
+    "unprintable": (Plan(text="�"), {}, "garbage_output", "ready"),
+    "one character for ever": (Plan(text="!"), {}, "garbage_output", "ready"),
+    "no text": (Plan(text=" "), {}, "garbage_output", "ready"),
+    "not JSON": (Plan(answer="not_json"), {}, "garbage_output", "ready"),
+    "a web page": (Plan(answer="html"), {}, "garbage_output", "ready"),
+    "no usage": (Plan(answer="no_usage", continuous=False), {}, "garbage_output", "ready"),
+    "no end": (Plan(answer="no_done"), {}, "garbage_output", "ready"),
+    "no finish reason": (Plan(answer="no_finish"), {}, "garbage_output", "ready"),
+    "dies under load": (Plan(good_completions=4, die_at="completion", last_words=("x",)), {}, "crashed", "load"),
+    "OOM under load": (
+        Plan(good_completions=4, die_at="completion", die_code=4, last_words=word(4, "oom_start")),
+        {},
+        "oom_load",
+        "load",
+    ),
+    "dies in mid-stream": (Plan(good_completions=4, answer="die", die_at="stream"), {}, "crashed", "load"),
+    "stalls under load": (Plan(good_completions=1, answer="stall"), {"request_s": 0.3}, "no_progress", "load"),
+    "endless level": (Plan(good_completions=1, answer="stall"), {"level_s": 0.5}, "no_progress", "load"),
+    "resets every request": (Plan(good_completions=1, answer="reset"), {}, "crashed", "load"),
+    "errors under load": (Plan(good_completions=1, answer="error"), {}, "crashed", "load"),
+    "garbage under load": (Plan(good_completions=1, answer="not_json"), {}, "garbage_output", "load"),
+    "error events under load": (Plan(good_completions=1, answer="error_event"), {}, "crashed", "load"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_server_fails_with_kind_and_stage(tmp_path: Path, name: str) -> None:
+    plan, limits, kind, stage = BAD[name]
+    record, events = run_fake(tmp_path, plan, limits=limits)
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == (kind, stage), record.failure.evidence
+    assert record.state == "failed"
+    assert record.failure.evidence
+    assert record.failure.advice
+    assert events[-1].record == record
+    assert family(str(tmp_path)) == []
+    for line in plan.last_words:
+        assert any(line in evidence for evidence in record.failure.evidence)
+
+
+def test_levels_before_a_crash_are_kept(tmp_path: Path) -> None:
+    plan = Plan(good_completions=40, answer="die", die_at="stream")
+    record, _ = run_fake(tmp_path, plan, levels=(1, 2, 4), window=0.4)
+    assert record.state == "failed"
+    assert [level.concurrency for level in record.levels] in ([1], [1, 2])
+
+
+def test_a_server_that_dies_is_noticed_at_once(tmp_path: Path) -> None:
+    """The window alone is a minute; the test's own limit would end it."""
+    record, _ = run_fake(tmp_path, Plan(good_completions=4, die_at="completion"), window=60.0)
+    assert record.failure is not None
+    assert record.failure.stage == "load"
+    assert record.seconds["load"] < 30
+
+
+def test_a_stolen_port_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+
+        @contextlib.contextmanager
+        def taken(*_: object) -> Iterator[int]:
+            yield stranger.getsockname()[1]
+
+        monkeypatch.setattr(tuner.trial, "fresh_port", taken)
+        monkeypatch.setattr("tuner.supervise.PORT_SECONDS", 0.1)
+        record, _ = run_fake(tmp_path, Plan(listen="never"))
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == ("port", "launch")
+
+
+def test_some_failed_requests_are_counted_apart(tmp_path: Path) -> None:
+    """From the fifth completion on every answer breaks: both kinds fall into the window."""
+    record, _ = run_fake(tmp_path, Plan(good_completions=5, answer="not_json"), levels=(2,))
+    [level] = record.levels
+    assert record.state == "measured"
+    assert 0 < (level.metrics["error_rate"] or 0) < 1
+    assert level.n > 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "stage", "words"),
+    [
+        ({"lease": LeaseRequest(gpus=64)}, "config", "lease", "64 GPUs"),
+        ({"lease": LeaseRequest(cpus=9)}, "config", "lease", "9 CPU slots"),
+    ],
+)
+def test_what_the_machine_has_not_is_a_failure(
+    tmp_path: Path, changes: dict[str, Any], kind: str, stage: str, words: str
+) -> None:
+    record, _ = run_fake(tmp_path, Plan(), **changes)
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == (kind, stage)
+    assert words in record.failure.evidence[0]
+
+
+def test_missing_prompts_are_a_failure(tmp_path: Path) -> None:
+    import asyncio
+
+    from tests.fake_server.plan import FakeBackend
+
+    spec = make_spec(tmp_path, Plan())
+    spec = spec.model_copy(update={"workload": spec.workload.model_copy(update={"prompts": "/nowhere.jsonl"})})
+    record = asyncio.run(tuner.trial.run_trial(spec, lambda _: None, FakeBackend()))
+    assert record.failure is not None
+    assert record.failure.kind == "config"
+    assert "/nowhere.jsonl" in record.failure.evidence[0]
+
+
+def test_a_fault_of_our_own_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(tuner.trial, "measure", broken)
+    record, _ = run_fake(tmp_path, Plan())
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == ("crashed", "load")
+    assert any("ZeroDivisionError: planted" in line for line in record.failure.evidence)
+    assert any("_level" in line for line in record.failure.evidence)
+    wait_until(lambda: family(str(tmp_path)) == [], "the server is gone")
+
+
+def test_too_little_disk_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner.trial, "free_bytes", lambda _: 1)
+    record, _ = run_fake(tmp_path, Plan())
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == ("disk_full", "launch")
