@@ -11,4 +11,4 @@ def _own_leases(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     """Keep the leases of tests apart from those of tuners that run on this machine."""
     folder = tmp_path_factory.mktemp("runtime")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    yield folder
+    return folder
