@@ -11,16 +11,18 @@ from __future__ import annotations
 import signal
 import socket
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.config import EngineConfig
-from engine.errors import EngineError, PortError
+from engine.errors import EngineError, Exit, PortError
 from engine.events import emit
 from engine.front.limits import Limits
 from engine.front.process import STOP_SIGNALS, WORKER, End, EngineProcess
 
 BACKLOG = 2048
+HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,9 @@ def run(service: Service, worker: Sequence[str], limits: Limits) -> int:
         end = _run(service, worker, limits, started)
     except EngineError as error:
         end = End(error.exit, error.kind, str(error))
+    except Exception as error:  # noqa: BLE001 — the process boundary: say why, then end
+        emit("error", message=repr(error), traceback=traceback.format_exc())
+        end = End(Exit.INTERNAL, "crashed", f"the HTTP front broke: {error!r}")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     emit("exit", code=int(end.code), kind=end.kind, message=end.message)
@@ -77,6 +82,8 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         PortError: the address is taken, not ours, or no address.
     """
+    if not 0 <= port <= HIGHEST_PORT:
+        raise PortError(f"there is no port {port}: use 1 to {HIGHEST_PORT}, or 0 for any free one")
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
@@ -84,8 +91,6 @@ def bind(host: str, port: int) -> socket.socket:
         raise PortError(
             f"host {host!r} cannot be resolved ({error}); use 127.0.0.1 or an address of this machine"
         ) from error
-    except OverflowError as error:
-        raise PortError(f"port {port} is none: use 1 to 65535, or 0 for any free one") from error
     except OSError as error:
         reason = error.strerror or str(error)
         raise PortError(f"{host}:{port} cannot be bound ({reason}); choose another --port or --host") from error

@@ -99,7 +99,8 @@ class WindowDetokenizer:
         self._decode = decode
         self._silent = silent
         self._shown: list[int] = []  # tokens whose text has been emitted, the last piece only
-        self._held: list[int] = []  # tokens of an unfinished character
+        self._held: list[int] = []  # tokens without text yet
+        self._unfinished = 0  # how many of them, at the end, are parts of a character
         self._text = ""  # text of `_shown`
 
     def feed(self, tokens: Sequence[int]) -> str:
@@ -109,8 +110,10 @@ class WindowDetokenizer:
     def _step(self, token: int) -> str:
         self._held.append(token)
         text = self._decode(self._shown + self._held)
-        if text.endswith(REPLACEMENT) and len(self._held) < LONGEST_CHARACTER:
+        self._unfinished = self._unfinished + 1 if text.endswith(REPLACEMENT) else 0
+        if 0 < self._unfinished < LONGEST_CHARACTER:
             return ""
+        self._unfinished = 0
         return self._show(text)
 
     def _show(self, text: str) -> str:

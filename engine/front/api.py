@@ -19,8 +19,9 @@ from engine.chat import ChatError
 from engine.config import EngineConfig
 from engine.events import emit
 from engine.front.answer import Chat, Completion, Shape, Tally, Writer
-from engine.front.exchange import Budget, Exchange, Limits, Message, Receive, Refused, Send, encode
+from engine.front.exchange import Budget, Exchange, Message, Receive, Refused, Send, encode
 from engine.front.intake import Job, check_supported, job, parse, too_long
+from engine.front.limits import Limits
 from engine.front.link import ClientGone, Engine, EngineGone, Stream
 from engine.front.metrics import CONTENT_TYPE, Meters, exposition
 from engine.protocol import ChatBody, CompletionBody, ServerInfo
@@ -285,7 +286,7 @@ async def _pieces(stream: Stream, decoder: Decoder, tally: Tally) -> AsyncIterat
     finish = None
     while finish is None:
         texts: list[str] = []
-        tokens: tuple[int, ...] = ()
+        tokens: list[int] = []
         for frame in await stream.rounds():
             if frame.finish == "error":
                 raise _engine_error(frame, tally)
@@ -296,7 +297,7 @@ async def _pieces(stream: Stream, decoder: Decoder, tally: Tally) -> AsyncIterat
             finish = piece.finish
             if finish is not None:
                 break
-        yield Piece("".join(texts), tokens, finish)
+        yield Piece("".join(texts), tuple(tokens), finish)
 
 
 def _engine_error(frame: Tokens, tally: Tally) -> Refused:

@@ -6,11 +6,11 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
+from engine.front.limits import Limits
 from engine.front.link import ClientGone
-from engine.protocol import MAX_BODY_BYTES, error_body
+from engine.protocol import error_body
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -19,22 +19,6 @@ Header = tuple[bytes, bytes]
 
 JSON_TYPE = b"application/json"
 CLOSE: Header = (b"connection", b"close")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What one client may take. Seconds and bytes; tests set their own."""
-
-    body_bytes: int = MAX_BODY_BYTES
-    held_bytes: int = 8 * MAX_BODY_BYTES  # of all bodies being read at once
-    body_seconds: float = 30.0  # from the headers to the body's end
-    discard_seconds: float = 2.0  # for reading on after an early refusal, so that the client sees it
-    header_seconds: float = 15.0
-    header_bytes: int = 65536
-    keep_alive_seconds: int = 60
-    stall_seconds: float = 300.0  # a reader that takes nothing for so long is dropped
-    connections: int = 2048
-    requests: int = 1024  # generations open at once, waiting ones included
 
 
 class Refused(Exception):

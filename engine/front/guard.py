@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from engine.front.exchange import Limits
+from engine.front.limits import Limits
 from engine.protocol import error_body
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Guard(_Base):
         self._header_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._since = self.loop.time()
+        self._deaf = False  # what comes is thrown away
         super().connection_made(transport)
         self._arm()
         if len(self.connections) > self.limits.connections:
@@ -57,11 +58,21 @@ class Guard(_Base):
 
     def turn_away(self, status: int, message: str, kind: str) -> None:
         """Close a connection that has no request, with an answer when it has begun to send one."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() or self._deaf:
             return
         if self._header_size or status == HTTPStatus.SERVICE_UNAVAILABLE:
-            self.transport.write(_raw_error(status, message, kind))
-        self.transport.close()
+            self._last_words(_raw_error(status, message, kind))
+        else:
+            self.transport.close()
+
+    def _last_words(self, answer: bytes) -> None:
+        """Answer, and read on for a while: a socket closed with unread data is reset, and the answer lost."""
+        self._deaf = True
+        self._disarm()
+        self.transport.write(answer)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.loop.call_later(self.limits.discard_seconds, self.transport.close)
 
     def _arm(self) -> None:
         if self._header_timer is None:
@@ -81,7 +92,11 @@ class Guard(_Base):
 
     def data_received(self, data: bytes) -> None:
         """Parse, and bound what comes before a request is complete (asyncio)."""
+        if self._deaf:
+            return
         super().data_received(data)
+        if self._deaf:
+            return
         if not self.between_requests:
             self._disarm()
         elif not self.transport.is_closing():
@@ -94,9 +109,10 @@ class Guard(_Base):
 
     def send_400_response(self, msg: str) -> None:
         """Answer broken HTTP in JSON; in the middle of an answer only close (uvicorn)."""
-        if self.between_requests or not self.cycle.response_started:
-            self.transport.write(_raw_error(400, "not a valid HTTP/1.1 request", "invalid_request_error"))
-        self.transport.close()
+        if self.between_requests:
+            self._last_words(_raw_error(400, "not a valid HTTP/1.1 request", "invalid_request_error"))
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         """The client does not read: give it a while (asyncio)."""
@@ -128,14 +144,27 @@ class NoPipelining(_Base):
     first answer, as HTTP allows; clients send the rest again.
     """
 
+    _behind = False  # what is being parsed belongs to a later request
+
     def on_headers_complete(self) -> None:
         """Start the request, unless another one is being answered (httptools)."""
         current = self.cycle
         super().on_headers_complete()
         if current is not None and not current.response_complete:
+            self._behind = True
             current.keep_alive = False
             self.pipeline.clear()
             self.cycle = current
+
+    def on_body(self, body: bytes) -> None:
+        """Take a part of the body (httptools)."""
+        if not self._behind:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """End the request (httptools)."""
+        if not self._behind:
+            super().on_message_complete()
 
 
 def guarded(limits: Limits) -> tuple[str, type[asyncio.Protocol]]:

@@ -16,14 +16,13 @@ from engine.config import EngineConfig, target_folder
 from engine.errors import Exit, ModelError
 from engine.events import emit
 from engine.front.api import Api, in_thread
-from engine.front.exchange import Limits
 from engine.front.guard import guarded
+from engine.front.limits import Limits
 from engine.front.link import Engine
 from engine.front.metrics import Meters
 from engine.front.process import STOP_SIGNALS, End, EngineProcess
 from engine.text import load_text
 
-DRAIN_SECONDS = 8.0  # of the ten that a stop may take
 LAST_SECONDS = 1  # for answers on their way when the server closes
 FILES_BESIDE = 256
 
@@ -37,13 +36,19 @@ class Server(uvicorn.Server):
         yield
 
 
-def live(config: EngineConfig, name: str, listener: socket.socket, process: EngineProcess, started: float) -> End:
+def live(
+    config: EngineConfig,
+    name: str,
+    listener: socket.socket,
+    process: EngineProcess,
+    started: float,
+    limits: Limits,
+) -> End:
     """Serve on `listener` until a signal or the engine process's end.
 
     Args:
         started: `time.monotonic()` of the start, for the ready event.
     """
-    limits = Limits()
     allow_files(limits.connections + FILES_BESIDE)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_live(config, name, listener, process, started, limits))
@@ -100,7 +105,7 @@ async def _live(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     sampling = asyncio.create_task(_sample(meters))
     try:
-        return await _until_the_end(config, api, process, stop, started)
+        return await _until_the_end(config, api, process, stop, serving, started, limits)
     except ModelError as error:
         return End(error.exit, error.kind, str(error))
     finally:
@@ -127,7 +132,13 @@ async def _sample(meters: Meters) -> None:
 
 
 async def _until_the_end(
-    config: EngineConfig, api: Api, process: EngineProcess, stop: asyncio.Queue[signal.Signals], started: float
+    config: EngineConfig,
+    api: Api,
+    process: EngineProcess,
+    stop: asyncio.Queue[signal.Signals],
+    serving: asyncio.Task[None],
+    started: float,
+    limits: Limits,
 ) -> End:
     """Become ready, then wait for a signal or the engine process's end.
 
@@ -138,12 +149,14 @@ async def _until_the_end(
     signalled = asyncio.create_task(stop.get())
     died = asyncio.create_task(_death(api.engine, process))
     try:
-        await asyncio.wait({loading, signalled, died}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({loading, signalled, died, serving}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
             loading.result()
-            await asyncio.wait({signalled, died}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({signalled, died, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()  # raises why
         if signalled.done():
-            return await _drain(api, process, signalled.result(), stop, died)
+            return await _drain(api, process, signalled.result(), stop, died, limits.drain_seconds)
         return died.result()
     finally:
         for task in (loading, signalled, died):
@@ -160,6 +173,8 @@ async def _load(folder: Path, api: Api, started: float) -> None:
 
 async def _death(engine: Engine, process: EngineProcess) -> End:
     fatal = await asyncio.shield(engine.closed)
+    if engine.broken:
+        process.kill()
     return await in_thread(lambda: process.end(fatal))
 
 
@@ -169,6 +184,7 @@ async def _drain(
     number: signal.Signals,
     stop: asyncio.Queue[signal.Signals],
     died: asyncio.Task[End],
+    seconds: float,
 ) -> End:
     """Let open requests finish, for a while; a second signal ends the wait."""
     api.draining = True
@@ -177,13 +193,15 @@ async def _drain(
     idle = asyncio.create_task(api.engine.idle())
     again = asyncio.create_task(stop.get())
     try:
-        await asyncio.wait({idle, again, died}, timeout=DRAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({idle, again, died}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         again.cancel()
         idle.cancel()
     left = api.engine.open_requests
-    if died.done() and left and not await in_thread(process.clean):
-        return died.result()  # it did not stop, it broke
+    if api.engine.closed.done():
+        end = await died
+        if not await in_thread(process.clean):
+            return end  # it did not stop, it broke
     api.engine.fail("the server is shutting down")
     process.kill()
     done = "all requests finished" if not left else f"{left} open requests were ended"

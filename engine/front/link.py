@@ -94,6 +94,7 @@ class Engine(asyncio.Protocol):
         self.info: asyncio.Future[dict[str, Any]] = loop.create_future()  # of Ready
         self.closed: asyncio.Future[wire.Fatal | None] = loop.create_future()
         self._fatal: wire.Fatal | None = None
+        self.broken = False  # it said what nobody can understand, and may still be running
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -121,6 +122,7 @@ class Engine(asyncio.Protocol):
                 self._dispatch(frame)
         except (ValueError, TypeError, KeyError) as error:
             self._fatal = wire.Fatal(Exit.INTERNAL, "crashed", f"the engine process sent a bad frame: {error!r}")
+            self.broken = True
             if self._transport is not None:
                 self._transport.abort()
 
