@@ -9,7 +9,7 @@ from engine import backends
 from engine.config import BUNDLED, DFlashDraft, EngineConfig, draft_folder, target_folder
 from engine.errors import EngineError
 from engine.estimate import DraftShape, Machine, MemoryEstimate, ModelShape, check, memory, read_draft_shape, read_shape
-from tuner.space import Assignment, Choices, Infeasible, Space
+from tuner.space import Assignment, Choices, Domain, FloatRange, Infeasible, IntRange, Space
 
 ENUMERABLE = 5000
 
@@ -83,7 +83,7 @@ class StaticChecks:
 
 @dataclass(frozen=True)
 class Pruned:
-    """A choice that no point of this machine can have."""
+    """A choice, or an end of a range, that no point of this machine can have."""
 
     path: str
     value: object
@@ -125,33 +125,41 @@ def prune(space: Space, checks: StaticChecks) -> Pruning:
             alive[key] = alive.get(key, False) or not bad
             if isinstance(judged, Infeasible):
                 refused.setdefault(key, judged.reasons[0])
-    dropped = tuple(
-        Pruned(domain.path, value, refused[domain.path, index])
-        for domain in space.domains
-        if isinstance(domain, Choices)
-        for index, value in enumerate(domain.values)
-        if not alive.get((domain.path, index), True)
-    )
-    return Pruning(_without(space, dropped), dropped, size, feasible, reasons)
+    dropped: list[Pruned] = []
+    domains: list[Domain] = []
+    for domain in space.domains:
+        dead = {index for (path, index), lives in alive.items() if path == domain.path and not lives}
+        kept, gone = _narrow(domain, dead)
+        domains.append(kept)
+        dropped += [Pruned(domain.path, _value(domain, index), refused[domain.path, index]) for index in gone]
+    return Pruning(replace(space, domains=tuple(domains)), tuple(dropped), size, feasible, reasons)
 
 
 def _chosen(space: Space, assignment: Assignment) -> list[tuple[str, int]]:
     return [
         (domain.path, index)
         for domain in space.domains
-        if isinstance(domain, Choices) and domain.path in assignment
+        if not isinstance(domain, FloatRange) and domain.path in assignment
         for index, value in enumerate(domain.values)
-        if value is assignment[domain.path]
+        if value is assignment[domain.path] or (isinstance(domain, IntRange) and value == assignment[domain.path])
     ]
 
 
-def _without(space: Space, dropped: tuple[Pruned, ...]) -> Space:
-    """Return the space without choices; a domain that would lose all of them keeps them, and no point is feasible."""
-    domains = []
-    for domain in space.domains:
-        if isinstance(domain, Choices):
-            gone = [pruned.value for pruned in dropped if pruned.path == domain.path]
-            left = tuple(value for value in domain.values if not any(value is g for g in gone))
-            domain = replace(domain, values=left) if left else domain
-        domains.append(domain)
-    return replace(space, domains=tuple(domains))
+def _narrow(domain: Domain, dead: set[int]) -> tuple[Domain, list[int]]:
+    """Return the domain without dead values, and the indices that were taken off.
+
+    A range loses only its ends. A domain that would lose everything stays as it is: then no point can run.
+    """
+    if isinstance(domain, FloatRange) or not dead or len(dead) >= len(domain):
+        return domain, []
+    if isinstance(domain, Choices):
+        left = tuple(value for index, value in enumerate(domain.values) if index not in dead)
+        return replace(domain, values=left), sorted(dead)
+    alive = [index for index in range(len(domain)) if index not in dead]
+    gone = [index for index in range(len(domain)) if not alive[0] <= index <= alive[-1]]
+    low, high = domain.values[alive[0]], domain.values[alive[-1]]
+    return replace(domain, low=low, high=high), gone
+
+
+def _value(domain: Domain, index: int) -> object:
+    return None if isinstance(domain, FloatRange) else domain.values[index]

@@ -1,4 +1,6 @@
-"""A small space file that the tests vary."""
+"""Small space files that the tests vary."""
+
+from pathlib import Path
 
 SPACE = """\
 schema: 1
@@ -19,3 +21,17 @@ constraints: [{metric: ttft_ms_p90, max: 2000, at: 8}]
 pick: {slo: "ttft_ms_p90<500", load: 8}
 executor: {kind: local}
 """
+
+PAIR = Path(__file__).parents[1] / "data" / "smoke_pair"
+
+SMOKE = SPACE.replace(
+    "model: {target: bundled}", f"model: {{target: {PAIR / 'target'}}}\n  draft: {{model: {PAIR / 'draft'}}}"
+).replace("[4, 8]", "[2, 4, 6, 8, 10, 12]")
+"""The smoke pair, whose drafter has two layers: of 50 points 13 can run without a GPU."""
+
+
+def write(folder: Path, text: str = SMOKE) -> Path:
+    """Write a space file and return its path."""
+    path = folder / "space.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path

@@ -24,10 +24,15 @@ def launch_file(recommendation: Recommendation, points: Iterable[Point], name: s
     mine = [point for point in points if point.trial == chosen.trial]
     return LaunchFile(
         entries=(LaunchEntry(config=EngineConfig.model_validate(chosen.config)),),
-        expected={point.concurrency: dict(point.intervals) for point in mine if point.intervals},
+        expected={point.concurrency: _rounded(point) for point in mine if point.intervals},
         synthetic=chosen.synthetic,
         study=LaunchStudy(name=name, trial=chosen.trial, digest=digest),
     )
+
+
+def _rounded(point: Point) -> dict[str, tuple[float, float]]:
+    """Return a point's intervals with the four digits that a reader wants; outwards by at most a half of the last."""
+    return {name: (float(f"{low:.4g}"), float(f"{high:.4g}")) for name, (low, high) in point.intervals.items()}
 
 
 def render(launch: LaunchFile, path: Path) -> str:
