@@ -110,9 +110,8 @@ def main() -> None:
             + f"  min {min(runs):.0f} max {max(runs):.0f}"
         )
     for name, value in ratios.items():
-        print(
-            f"{name:26} {value['median']:.2f}× (quartiles {value['q1']:.2f}–{value['q3']:.2f}), with {reference if 'trans' in name else fastest}"
-        )
+        against = reference if "transformers" in name else fastest
+        print(f"{name:26} {value['median']:.2f}× (quartiles {value['q1']:.2f}–{value['q3']:.2f}), {against}")
     write(
         arguments.out,
         {
