@@ -201,7 +201,10 @@ def mean(values: Sequence[float]) -> Estimate:
 
 
 def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> Estimate:
-    """Return Σ tops / Σ bottoms with the interval of a ratio of means (first order, Student's t)."""
+    """Return Σ tops / Σ bottoms with the interval of a ratio of means (first order, Student's t).
+
+    Nothing measured here is negative, so an interval ends at 0.
+    """
     n, total = len(tops), math.fsum(bottoms)
     if n == 0 or total <= 0:
         return UNKNOWN
@@ -211,7 +214,7 @@ def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> Estimate:
     residuals = [top - value * bottom for top, bottom in zip(tops, bottoms, strict=True)]
     variance = math.fsum(r * r for r in residuals) / (n - 1)
     half = student(n - 1) * math.sqrt(n * variance) / total
-    return Estimate(value, (value - half, value + half))
+    return Estimate(value, (max(0.0, value - half), value + half))
 
 
 @lru_cache(maxsize=4096)

@@ -21,7 +21,7 @@ PACKAGES = ("dflash-tuner", "torch", "optuna", "pydantic", "numpy", "tokenizers"
 _ENVIRONMENT = re.compile(r"^(CUDA_|NCCL_|OMP_|MKL_|TORCH|PYTORCH_|TRITON_|SGLANG_|VLLM_|TUNER_|HF_)")
 _SECRET = re.compile(r"token(?!i[sz])|key|secret|password|passwd|credential", re.IGNORECASE)
 _URL_LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
-_COUNTS = re.compile(r"(^|[-_.])(max|kv|output|prompt|num|batch|prefill|speculative)[-_.]?\w*tokens?$", re.IGNORECASE)
+_COUNTS = re.compile(r"(max|kv|output|prompt|num|batch|prefill|speculative)[\w.-]*tokens$", re.IGNORECASE)
 
 
 def collect(argv: Sequence[str], seed: int, environ: Mapping[str, str] = os.environ) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.fake_server.plan import FakeBackend, Plan
 from tuner.records import Event, Limits, TrialRecord, TrialSpec, Workload
 from tuner.trial import run_trial
 
+FAKE_WORKER = (sys.executable, str(Path(__file__).resolve().parents[1] / "fake_server" / "worker.py"))
 DEADLINE = 30.0  # far beyond what anything here takes, even on a busy machine
 
 

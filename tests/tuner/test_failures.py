@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+from typing import get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.errors import EngineError, Exit
+from tuner import failures
+from tuner.failures import ADVICE, EXIT_KINDS, Remains, classify, engine_word, from_error, from_trace
+from tuner.records import FailureKind, Stage
+from tuner.supervise import Exit as Ended
+
+
+def word(code: int, kind: str, message: str = "") -> str:
+    return json.dumps({"event": "exit", "code": code, "kind": kind, "message": message})
+
+
+def all_errors(kind: type[EngineError] = EngineError) -> list[type[EngineError]]:
+    return [kind, *(deeper for below in kind.__subclasses__() for deeper in all_errors(below))]
+
+
+def test_every_kind_has_advice() -> None:
+    assert set(ADVICE) == set(get_args(FailureKind))
+    assert all(ADVICE.values())
+
+
+@pytest.mark.parametrize("error", all_errors())
+def test_every_word_of_our_engine_is_understood(error: type[EngineError]) -> None:
+    tail = f"loading\n{word(int(error.exit), error.kind, 'lower memory.kv_tokens to 512')}\n"
+    failure = classify(Remains("launch", exit=Ended(int(error.exit), None), tail=tail))
+    assert failure.kind == error.kind
+    assert tail.splitlines()[1] in failure.evidence
+    if error.kind != "crashed":
+        assert "lower memory.kv_tokens to 512" in failure.advice
+
+
+def test_exit_codes_agree_with_the_engine() -> None:
+    assert set(EXIT_KINDS) == {int(code) for code in Exit} - {int(Exit.OK), int(Exit.INTERNAL)}
+    for error in all_errors():
+        if error.exit != Exit.INTERNAL and error.kind in EXIT_KINDS.values():
+            assert EXIT_KINDS[int(error.exit)] == error.kind
+
+
+@pytest.mark.parametrize(("code", "kind"), list(EXIT_KINDS.items()))
+def test_a_code_without_its_line_still_counts_for_our_engine_only(code: int, kind: str) -> None:
+    ours = classify(Remains("launch", exit=Ended(code, None), tail='{"event": "listening", "port": 1}\nwhat'))
+    assert ours.kind == kind
+    assert classify(Remains("launch", exit=Ended(code, None), tail="a stranger's log")).kind == "crashed"
+
+
+@pytest.mark.parametrize("stage", ["parity", "load"])
+def test_memory_that_runs_out_later_is_another_failure(stage: Stage) -> None:
+    assert classify(Remains(stage, exit=Ended(4, None), tail=word(4, "oom_start"))).kind == "oom_load"
+    assert classify(Remains(stage, tail="torch.OutOfMemoryError: CUDA out of memory.")).kind == "oom_load"
+
+
+def test_what_the_tuner_saw_goes_before_the_log() -> None:
+    failure = classify(Remains("ready", "it serves gpt2", "wrong_model", None, "CUDA out of memory. Tried to allocate"))
+    assert failure.kind == "wrong_model"
+    assert failure.evidence[0] == "it serves gpt2"
+
+
+LOGS: list[tuple[str, str]] = [
+    ("oom_start", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB. GPU 0 has 79 GiB"),
+    ("oom_start", "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."),
+    ("oom_start", "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"),
+    ("oom_start", "[E] Out of memory: Killed process 4242 (python)"),
+    ("oom_capture", "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 1.00 GiB"),
+    ("graph_capture", "Exception: Capture cuda graph failed: 'NoneType' object has no attribute 'shape'"),
+    ("graph_capture", "RuntimeError: CUDA error: operation not permitted when stream is capturing"),
+    ("graph_capture", "torch.AcceleratorError: CUDA error: cudaErrorStreamCaptureInvalidated"),
+    ("kernel_compile", "triton.compiler.errors.CompilationError: at 12:4:"),
+    ("kernel_compile", "RuntimeError: CUDA error: no kernel image is available for execution on the device"),
+    ("kernel_compile", "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."),
+    ("distributed_init", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356"),
+    ("distributed_init", "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms"),
+    (
+        "port",
+        "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use",
+    ),
+    ("port", "OSError: [Errno 98] Address already in use"),
+    ("disk_full", "OSError: [Errno 28] No space left on device: '/tmp/x'"),
+    ("gated_model", "huggingface_hub.errors.GatedRepoError: 403 Client Error."),
+    ("gated_model", "Access to model meta-llama/Llama-3.1-8B is restricted and you are not in the authorized list."),
+    ("unsupported_model", "ValueError: Model architectures ['FooForCausalLM'] are not supported for now."),
+    ("unsupported_model", "Please pass the argument `trust_remote_code=True` to allow custom code to be run."),
+    ("missing_file", "FileNotFoundError: [Errno 2] No such file or directory: '/models/x/config.json'"),
+    (
+        "missing_file",
+        "safetensors_rust.SafetensorError: Error while deserializing header: InvalidHeaderDeserialization",
+    ),
+    ("missing_file", "OSError: org/x is not a local folder and is not a valid model identifier listed on the hub"),
+    ("config", "launch_server.py: error: ambiguous option: --cuda-graph-bs could match --cuda-graph-bs-decode"),
+    ("config", "vllm: error: unrecognized arguments: --speculative-dflash-draft-window-size 64"),
+    ("garbage_output", "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0"),
+    ("no_progress", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)"),
+    ("crashed", "TypeError: 'NoneType' object is not subscriptable"),
+    ("crashed", "Segmentation fault (core dumped)"),
+    ("crashed", ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "line"), LOGS)
+def test_a_foreign_log_is_read(kind: str, line: str) -> None:
+    tail = f"INFO starting\n{line}\nINFO: shutting down"
+    failure = classify(Remains("launch", exit=Ended(1, None), tail=tail))
+    assert failure.kind == kind
+    assert "the server ended with exit code 1" in failure.evidence
+    if line:
+        assert line in failure.evidence
+
+
+def test_ordinary_words_name_no_cause() -> None:
+    lines = [
+        "INFO: memory pool ends, avail mem 12.3 GB",
+        "INFO: port 30000 is listening",
+        "WARNING: graph capture takes a while",
+        "INFO: config loaded from /models/x/config.json",
+        "WARNING: dist timeout is 600",
+    ]
+    assert failures.match_log("\n".join(lines)) is None
+
+
+def test_the_last_word_decides_and_its_number_is_in_the_advice() -> None:
+    early = "OSError: [Errno 98] Address already in use"
+    late = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB."
+    failure = classify(Remains("launch", exit=Ended(1, None), tail=f"{early}\n{late}\n"))
+    assert failure.kind == "oom_start"
+    assert "2.30 GiB" in failure.advice
+    limit = (
+        "ValueError: The model's max seq len (8192) is larger than the maximum number of tokens that can be stored"
+        " in KV cache (4096)."
+    )
+    assert "4096" in classify(Remains("launch", tail=limit)).advice
+
+
+def test_a_word_cut_by_the_tail_is_passed_over() -> None:
+    whole = word(3, "missing_file", "x")
+    assert engine_word(f'{{"event": "exit", "code\n{whole}\n{{"event": "exit", "co') is not None
+    assert engine_word('{"event": "exit", "code": 0, "kind": "stopped", "message": "fine"}') is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text(max_size=300), st.sampled_from(["launch", "ready", "load", "stop"]), st.integers(-5, 300))
+def test_any_log_is_a_failure_of_a_known_kind(tail: str, stage: Stage, code: int) -> None:
+    failure = classify(Remains(stage, exit=Ended(code, None), tail=tail))
+    assert failure.kind in get_args(FailureKind)
+    assert failure.advice
+    assert all(line.isprintable() and len(line) <= failures.LINE_WIDTH for line in failure.evidence)
+
+
+def test_errors_of_our_own() -> None:
+    assert from_error("lease", ValueError("no"), "unheard of").kind == "crashed"
+    assert from_error("lease", ValueError("no"), "port", ["more"]).evidence == ("no", "more")
+    trace = "Traceback (most recent call last):\n" + "  frame\n" * 100 + "OSError: [Errno 28] No space left on device"
+    assert from_trace("launch", trace).kind == "disk_full"
+    broken = from_trace("load", trace.replace("[Errno 28]", "[Errno 5]"))
+    assert broken.kind == "crashed"
+    assert broken.evidence[0].startswith("Traceback")
+    assert len(broken.evidence) == failures.TRACE_LINES
