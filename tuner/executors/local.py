@@ -19,9 +19,7 @@ from tuner.records import Event, Stage, TrialRecord, TrialSpec, config_dict
 from tuner.supervise import Supervised, supervise
 
 WORKER = (sys.executable, "-m", "tuner.worker")
-WORKER_GRACE = (
-    20.0  # beyond its server's: to notice the signal, prove the server gone, and leave
-)
+WORKER_GRACE = 20.0  # beyond its server's: to notice the signal, prove the server gone, and leave
 
 
 class LocalExecutor:
