@@ -16,7 +16,6 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.config import EngineConfig
 from engine.wire import Ask, Cancel, Drain, Fatal, Frame, Info, LineBuffer, Ready, Submit, Tokens, encode
 
 
@@ -73,14 +72,12 @@ class Worker:
             },
         }
 
-    def round(self) -> list[Frame]:
+    def round(self) -> list[Tokens]:
         """Advance every running request."""
         while self.waiting and len(self.running) < self.options.max_running:
             self.running.append(Running(self.waiting.pop(0)))
         self.rounds += 1
-        frames: list[Frame] = []
-        for each in self.running:
-            frames.append(self._advance(each))
+        frames = [self._advance(each) for each in self.running]
         self.running = [each for each, frame in zip(self.running, frames, strict=True) if frame.finish is None]
         return frames
 
@@ -143,14 +140,13 @@ def main() -> None:
     options = parse()
     sock = socket.socket(fileno=options.fd)
     reader = sock.makefile("rb")
-    config = EngineConfig.model_validate_json(reader.readline())
+    config = json.loads(reader.readline())
     if options.fatal:
         die(sock, f"fatal:{options.fatal}")
     # A real engine loads weights meanwhile; the front's death must end this wait too.
     if options.ready_after and select.select([sock], [], [], options.ready_after)[0]:
         sys.exit(0)
-    model = config.model_dump(mode="json")
-    model["model"]["max_len"] = options.max_len
+    config["model"]["max_len"] = options.max_len
     memory = {
         "weight_bytes": 1,
         "draft_weight_bytes": 0,
@@ -159,7 +155,7 @@ def main() -> None:
         "page_size": 16,
     }
     versions = {"engine": "0", "python": "3", "torch": "none", "device": "cpu: fake", "threads": 1}
-    sock.sendall(encode(Ready({"config": model, "memory": memory, "versions": versions, "seconds_load": 0.0})))
+    sock.sendall(encode(Ready({"config": config, "memory": memory, "versions": versions, "seconds_load": 0.0})))
     serve(sock, Worker(options))
 
 

@@ -105,7 +105,7 @@ class Maker:
     def draw(self) -> Attack:
         """Return the next attack."""
         weights, makers = zip(*self._kinds, strict=True)
-        (maker,) = self._random.choices(makers, weights)
+        maker: Callable[[], Attack] = self._random.choices(makers, weights)[0]
         return maker()
 
     def _body(self, path: str) -> dict[str, Any]:

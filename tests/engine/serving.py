@@ -73,7 +73,7 @@ class Served:
         """Return the JSON events written so far."""
         return [json.loads(line) for line in list(self.lines) if line.startswith('{"event"')]
 
-    def event(self, name: str) -> dict[str, Any]:
+    def event(self, name: str, deadline: float = DEADLINE) -> dict[str, Any]:
         """Wait for an event; a server that ends without it fails at once."""
 
         def seen() -> dict[str, Any] | None:
@@ -83,7 +83,7 @@ class Served:
                 raise AssertionError(f"no event {name!r} before the end:\n" + "\n".join(self.lines))
             return found
 
-        event: dict[str, Any] = wait_for(seen, name)
+        event: dict[str, Any] = wait_for(seen, name, deadline)
         return event
 
     def ended(self) -> dict[str, Any]:

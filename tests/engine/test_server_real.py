@@ -1,0 +1,189 @@
+"""The whole server with the real engine process and the smoke pair, and OpenAI's own client against it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+import yaml
+
+from tests.engine.serving import DEADLINE, ROOT, Served, alive, raw_request, started, talk, wait_for
+
+SMOKE = ROOT / "tests" / "data" / "smoke_pair"
+TARGET = str(SMOKE / "target")
+PROMPTS: list[list[int]] = [each["token_ids"] for each in json.loads((SMOKE / "prompts.json").read_text())[:12]]
+LOAD_DEADLINE = 5 * DEADLINE  # torch's import on a busy machine
+
+
+@contextmanager
+def serving(folder: Path, ready: bool = True, **config: Any) -> Iterator[Served]:
+    """Run `python -m engine serve` with a config."""
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump({"model": {"target": TARGET, "dtype": "float32"}, **config}))
+    with started([sys.executable, "-m", "engine", "serve", str(path), "--port", "0"]) as served:
+        if ready:
+            event = served.event("listening")
+            served.url, served.port, served.engine_pid = event["url"], event["port"], event["engine_pid"]
+            served.event("ready", LOAD_DEADLINE)
+        yield served
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("none")) as served:
+        yield served
+        os.kill(served.process.pid, signal.SIGKILL)
+        wait_for(lambda: not alive(served.engine_pid), "the engine process's end after the front's")
+
+
+@pytest.fixture(scope="module")
+def drafted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    draft = {"kind": "dflash", "model": str(SMOKE / "draft"), "block_size": 4}
+    with serving(tmp_path_factory.mktemp("dflash"), draft=draft) as served:
+        yield served
+        os.kill(served.process.pid, signal.SIGINT)
+        assert served.ended()["message"] == "SIGINT: all requests finished"
+
+
+def body(prompt: list[int], **more: Any) -> dict[str, Any]:
+    return {"model": TARGET, "prompt": prompt, "max_tokens": 32, "ignore_eos": True, "return_token_ids": True, **more}
+
+
+async def answers(port: int, bodies: list[dict[str, Any]]) -> list[bytes]:
+    """Send all at once."""
+    requests = [raw_request(json.dumps(each), connection="close") for each in bodies]
+    return await asyncio.gather(*(talk(port, each) for each in requests))
+
+
+def ids(answer: bytes) -> list[int]:
+    """Return the token ids of an answer, whole or streamed."""
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), answer
+    if b"text/event-stream" not in head:
+        found: list[int] = json.loads(rest)["choices"][0]["token_ids"]
+        return found
+    lines = [line.removeprefix(b"data: ") for line in rest.split(b"\n") if line.startswith(b"data: {")]
+    return [token for line in lines for token in json.loads(line)["choices"][0]["token_ids"]]
+
+
+def test_speculation_changes_nothing_but_the_time(plain: Served, drafted: Served) -> None:
+    """Alone and all at once, streamed and whole: the same tokens (float32)."""
+    expected = [ids(asyncio.run(answers(plain.port, [body(prompt)]))[0]) for prompt in PROMPTS[:4]]
+    assert all(len(each) == 32 for each in expected)
+    together = asyncio.run(answers(plain.port, [body(prompt) for prompt in PROMPTS]))
+    assert [ids(each) for each in together[:4]] == expected
+    streamed = [body(prompt, stream=i % 2 == 0) for i, prompt in enumerate(PROMPTS)]
+    speculative = asyncio.run(answers(drafted.port, streamed))
+    assert [ids(each) for each in speculative] == [ids(each) for each in together]
+
+
+def test_counters(drafted: Served) -> None:
+    with drafted.client() as client:
+        before = client.get("/server_info").json()
+        document = client.post("/v1/completions", json=body(PROMPTS[0])).json()
+        after = client.get("/server_info").json()
+        metrics = client.get("/metrics").text
+    spec = document["spec"]
+    rounds = after["rounds"]["rounds"] - before["rounds"]["rounds"]
+    assert spec["verify_count"] == rounds
+    assert spec["accept_length"] == pytest.approx(31 / rounds)
+    assert after["rounds"]["target_rows"] - before["rounds"]["target_rows"] == 4 * rounds
+    assert (after["running"], after["waiting"]) == (0, 0)
+    assert "engine:token_usage" in metrics
+    assert after["config"]["draft"]["block_size"] == 4
+
+
+def test_leaving_frees_the_slot(drafted: Served) -> None:
+    with drafted.client() as client:
+        with client.stream("POST", "/v1/completions", json=body(PROMPTS[0], max_tokens=4000, stream=True)) as answer:
+            next(answer.iter_lines())
+        wait_for(lambda: client.get("/server_info").json()["running"] == 0, "the slot to be free")
+
+
+def test_memory(drafted: Served) -> None:
+    total = sum(psutil.Process(pid).memory_info().rss for pid in (drafted.process.pid, drafted.engine_pid))
+    assert total < 10**9
+
+
+def test_openai_client(drafted: Served) -> None:
+    """OpenAI's Python client, unchanged."""
+    client = openai.OpenAI(base_url=f"{drafted.url}/v1", api_key="none", timeout=DEADLINE, max_retries=0)
+    assert [model.id for model in client.models.list()] == [TARGET]
+    completion = client.completions.create(model=TARGET, prompt="def add(", max_tokens=20)
+    assert completion.usage is not None
+    assert 1 <= completion.usage.completion_tokens <= 20
+    text = completion.choices[0].text
+    chunks = list(
+        client.completions.create(
+            model=TARGET, prompt="def add(", max_tokens=20, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == text
+    assert chunks[-1].usage == completion.usage
+    if text.strip():
+        stop = text.strip()[0]
+        cut = client.completions.create(model=TARGET, prompt="def add(", max_tokens=20, stop=stop)
+        assert (cut.choices[0].text, cut.choices[0].finish_reason) == (text[: text.index(stop)], "stop")
+
+    messages: Any = [{"role": "user", "content": "Write a function."}]
+    chat = client.chat.completions.create(model=TARGET, messages=messages, max_completion_tokens=20)
+    stream = client.chat.completions.create(model=TARGET, messages=messages, max_completion_tokens=20, stream=True)
+    deltas = [chunk.choices[0].delta for chunk in stream]
+    assert deltas[0].role == chat.choices[0].message.role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == chat.choices[0].message.content
+
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="not yet"):
+        client.completions.create(model=TARGET, prompt="a", temperature=0.5)
+    with pytest.raises(openai.BadRequestError, match="context"):
+        client.completions.create(model=TARGET, prompt=[5] * 5000)
+
+
+def test_end(tmp_path: Path) -> None:
+    """SIGTERM while requests run: they finish, both processes end, the status is 0."""
+    with serving(tmp_path) as served:
+        with (
+            served.client() as client,
+            client.stream("POST", "/v1/completions", json=body(PROMPTS[0], stream=True)) as answer,
+        ):
+            lines = answer.iter_lines()
+            next(lines)
+            os.kill(served.process.pid, signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert served.ended()["code"] == 0
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "code", "words"),
+    [
+        (lambda folder: shutil.rmtree(folder), 3, "no such folder"),
+        (truncated, 3, "model.safetensors"),
+    ],
+)
+def test_model_files_that_cannot_be_used(tmp_path: Path, spoil: Any, code: int, words: str) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(SMOKE / "target", target)
+    spoil(target)
+    with serving(tmp_path, ready=False, model={"target": str(target)}) as served:
+        assert served.process.wait(LOAD_DEADLINE) == code
+        events = [event for event in served.events if event["event"] == "exit"]
+    assert len(events) == 1
+    assert words in events[0]["message"]
+    assert "Traceback" not in "\n".join(served.lines)
