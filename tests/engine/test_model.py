@@ -61,11 +61,13 @@ def logits_of(engine: Engine, tokens: list[int], chunks: list[int]) -> torch.Ten
             engine.target.rotation[places.positions][:, None],
             engine.attention.plan([places.span(causal=True)]),
         )
-        hidden, _ = engine.target.forward(torch.tensor(chunk.tokens), rows, engine.cache.target, ())
+        hidden, _ = engine.target.forward(
+            torch.tensor(chunk.tokens, device=engine.device), rows, engine.cache.target, ()
+        )
         engine.cache.commit([0], [size])
         parts.append(engine.target.head(hidden))
     engine.cache.release(0)
-    return torch.cat(parts)
+    return torch.cat(parts).cpu()
 
 
 @pytest.mark.parametrize("name", FAMILIES)
