@@ -96,7 +96,7 @@ class Served:
 
     def client(self) -> httpx.Client:
         """Return a client of this server."""
-        return httpx.Client(base_url=self.url, timeout=DEADLINE)
+        return httpx.Client(base_url=self.url, timeout=DEADLINE, verify=False)  # plain HTTP: load no certificates
 
 
 def wait_for(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
