@@ -99,7 +99,7 @@ def front(
     out.print(front_table(outcome, space))
     if outcome.recommendation is not None:
         out.print()
-        for line in recommendation_lines(outcome.recommendation, space):
+        for line in recommendation_lines(outcome.recommendation, outcome, space):
             out.print(line, markup=False, soft_wrap=True)
 
 
@@ -142,7 +142,7 @@ def pick(
         print(json.dumps(best.point.to_json() | {"misses": list(best.misses), "speedup": best.speedup}, indent=1))
     else:
         out = console()
-        for line in recommendation_lines(best, space):
+        for line in recommendation_lines(best, outcome, space):
             out.print(line, markup=False, soft_wrap=True)
     if best.misses:
         raise NothingFeasible("no measured configuration meets these limits")
@@ -264,7 +264,7 @@ def _run(opened: Session, out: Console) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     path = opened.folder.path
     try:
-        with Watcher(out, opened.space) as watcher:
+        with Watcher(out, opened.pruning.space) as watcher:
             outcome = session.search(opened, LocalExecutor(), watcher)
     except KeyboardInterrupt:
         print(f"\nInterrupted; nothing runs any more. Go on with:  tuner resume {path}", file=sys.stderr)

@@ -40,6 +40,17 @@ def label(config: Mapping[str, Any], searched: Iterable[str]) -> str:
     return " ".join(words)
 
 
+def varying(searched: Iterable[str], configs: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the searched paths that differ between configurations: what labels need to tell them apart."""
+    known = [flatten(config) for config in configs]
+    kept = []
+    for path in searched:
+        seen = {str({p: v for p, v in flat.items() if p == path or p.startswith(f"{path}.")}) for flat in known}
+        if len(seen) > 1:
+            kept.append(path)
+    return kept
+
+
 def _own(path: str, value: Any) -> bool:
     return path.startswith("draft.") and path != "draft.kind" and value is not None
 

@@ -45,7 +45,7 @@ def recommend(points: Sequence[Point], objectives: Sequence[Objective], pick: Pi
     except ValueError as error:
         raise UsageError(f"slo: {error}") from error
     if not points:
-        raise NothingFeasible("no trial was measured; `tuner show` tells why the trials failed")
+        raise NothingFeasible("no trial was measured")
     measured = sorted({point.concurrency for point in points})
     load = measured[-1] if pick.load is None else pick.load
     if load not in measured:

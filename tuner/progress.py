@@ -15,7 +15,7 @@ from rich.text import Text
 from tuner.durations import format_duration
 from tuner.labels import clean, label, number
 from tuner.records import Event, Level, TrialRecord, TrialSpec
-from tuner.space import Space
+from tuner.space import FloatRange, Space
 from tuner.study import Progress, describe
 
 
@@ -25,7 +25,7 @@ class Watcher:
     def __init__(self, console: Console, space: Space) -> None:
         self._console = console
         self._space = space
-        self._paths = [domain.path for domain in space.domains]
+        self._paths = [d.path for d in space.domains if isinstance(d, FloatRange) or len(d) > 1]
         self._live: Live | None = None
         self._spec: TrialSpec | None = None
         self._progress: Progress | None = None

@@ -163,6 +163,8 @@ def metric_of(name: str) -> Metric:
     if name in METRICS:
         raise ValueError(f"{name} needs a statistic: one of {', '.join(METRICS[name].names)}")
     near = difflib.get_close_matches(name, METRIC_NAMES, n=1)
+    if not near and name:
+        near = [known for known in METRIC_NAMES if known.startswith(name) and known.endswith(("_p50", "_s"))][:1]
     meant = f", did you mean {near[0]}?" if near else f"; metrics are {', '.join(METRIC_NAMES)}"
     raise ValueError(f"no metric is called {name!r}{meant}")
 

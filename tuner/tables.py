@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tuner.durations import format_duration
 from tuner.export.launch_file import serve_command, shorten
-from tuner.labels import clean, flatten, label, plain, with_interval
+from tuner.labels import clean, flatten, label, plain, varying, with_interval
 from tuner.pick import THROUGHPUT, Recommendation, speedup
 from tuner.points import Point, baseline_at
 from tuner.records import TrialRecord
@@ -20,6 +20,12 @@ from tuner.store import StudyFolder
 from tuner.study import Outcome
 
 EXTRA = ("ttft_ms_p90", "accept_length")
+SHOWN = 6  # tied trials that are named
+
+
+def paths_of(outcome: Outcome, space: Space) -> list[str]:
+    """Return the searched paths that differ between the trials of a study."""
+    return varying([domain.path for domain in space.domains], [record.config for record in outcome.records])
 
 
 def columns(space: Space) -> list[str]:
@@ -48,7 +54,7 @@ def front_table(outcome: Outcome, space: Space) -> Table:
         table.add_column(name, justify="right")
     table.add_column("× baseline", justify="right")
     table.add_column("")
-    paths = [domain.path for domain in space.domains]
+    paths = paths_of(outcome, space)
     for point in outcome.front:
         cells = [with_interval(point.metrics.get(n), point.intervals.get(n)) for n in names]
         faster = speed(point, outcome.points, space.file.objectives)
@@ -75,26 +81,34 @@ def remarks(point: Point) -> str:
     if point.synthetic:
         words.append("synthetic")
     if point.tied_with:
-        words.append("tied with " + ", ".join(f"#{trial}" for trial, _ in point.tied_with))
+        words.append(f"tied with {_trials(point.tied_with)}")
     return "; ".join(words)
 
 
-def recommendation_lines(best: Recommendation, space: Space) -> list[str]:
+def _trials(keys: Sequence[tuple[int, int]]) -> str:
+    """Return trial numbers, the first few by name."""
+    named = ", ".join(f"#{trial}" for trial, _ in keys[:SHOWN])
+    return named if len(keys) <= SHOWN else f"{named} and {len(keys) - SHOWN} more"
+
+
+def recommendation_lines(best: Recommendation, outcome: Outcome, space: Space) -> list[str]:
     """Return the recommendation in sentences."""
     point = best.point
-    paths = [domain.path for domain in space.domains]
+    paths = paths_of(outcome, space)
     value = with_interval(point.metrics.get(best.metric), point.intervals.get(best.metric))
     lines = [
         f"Recommended at {point.concurrency} requests in flight: trial {point.trial}, {label(point.config, paths)}: "
         f"{best.metric} {value}"
     ]
-    if point.baseline:
-        lines.append("No configuration with speculation beats it there: serve without.")
+    others = any(p.concurrency == point.concurrency and p.config["draft"]["kind"] != "none" for p in outcome.points)
+    if point.baseline and others:
+        lines.append("No measured configuration with speculation is faster there: serve without.")
+    elif point.baseline:
+        lines.append("It is the baseline; no configuration with speculation was measured at that load.")
     elif best.speedup is not None:
         lines.append(f"That is {best.speedup:.2f} × no speculation at the same load.")
     if best.tied_with:
-        tied = ", ".join(f"#{trial}" for trial, _ in best.tied_with)
-        lines.append(f"Not to be told apart from {tied}: the intervals overlap.")
+        lines.append(f"Not to be told apart from {_trials(best.tied_with)}: the intervals overlap.")
     if best.misses:
         lines.append(f"It does not meet the limits asked for, and nothing measured does: {'; '.join(best.misses)}.")
     return lines
@@ -108,7 +122,7 @@ def ending(outcome: Outcome, space: Space, folder: StudyFolder) -> RenderableTyp
     if outcome.recommendation is None:
         parts.append(Text(f"Nothing to recommend: {outcome.why}."))
     else:
-        parts += [Text(line) for line in recommendation_lines(outcome.recommendation, space)]
+        parts += [Text(line) for line in recommendation_lines(outcome.recommendation, outcome, space)]
     parts += [Text(), Text(summary(outcome.records)), Text(f"Report:  {shorten(folder.report)}")]
     if outcome.recommendation is not None:
         parts.append(Text(f"Serve:   {serve_command(folder.launch)}"))
@@ -121,7 +135,7 @@ def summary(records: Sequence[TrialRecord]) -> str:
     measured = sum(r.state == "measured" and r.role in ("baseline", "search") for r in launches)
     failed = [record for record in launches if record.failure is not None]
     again = sum(record.role in ("confirm", "repeat") for record in launches)
-    words = [f"{measured} configurations measured"]
+    words = [f"{measured} configuration{'' if measured == 1 else 's'} measured"]
     if again:
         words.append(f"{again} of them again")
     if failed:

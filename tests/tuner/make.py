@@ -29,7 +29,7 @@ def record(trial: int, levels: list[Level] | None = None, **more: Any) -> TrialR
         "trial": trial,
         "role": "baseline" if trial == 0 else "search",
         "state": "measured" if levels else "failed",
-        "config": config() if trial == 0 else config({"kind": "dflash", "block_size": 1 + trial}),
+        "config": config() if trial == 0 else config({"kind": "dflash", "block_size": 2 + trial % 200}),
         "levels": levels or [],
         "seconds": {"ready": 2.0, "load": 3.0},
     }

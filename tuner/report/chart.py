@@ -31,10 +31,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Axis:
-    """Title and direction of one axis."""
+    """Title and direction of one axis; `minimise` is None where neither direction is better."""
 
     title: str
-    minimise: bool
+    minimise: bool | None
 
 
 @dataclass(frozen=True)
@@ -105,16 +105,12 @@ def _axes(x: Scale, y: Scale, x_axis: Axis, y_axis: Axis) -> list[Html]:
                 place = {"x": LEFT - 8, "y": at + 4, "text_anchor": "end"}
             parts.append(tag("text", tick_text(value, step), class_="tick", **place))
     middle_x, middle_y = (LEFT + WIDTH - RIGHT) / 2, (TOP + HEIGHT - BOTTOM) / 2
-    better = "← lower is better" if x_axis.minimise else "higher is better →"
-    parts.append(
-        tag("text", f"{x_axis.title}   {better}", class_="axis", x=middle_x, y=HEIGHT - 14, text_anchor="middle")
-    )
-    better = "← lower is better" if y_axis.minimise else "higher is better →"
+    parts.append(tag("text", _title(x_axis), class_="axis", x=middle_x, y=HEIGHT - 14, text_anchor="middle"))
     turn = f"rotate(-90 18 {middle_y:.1f})"
     parts.append(
         tag(
             "text",
-            f"{y_axis.title}   {better}",
+            _title(y_axis),
             class_="axis",
             x=18.0,
             y=middle_y,
@@ -123,6 +119,12 @@ def _axes(x: Scale, y: Scale, x_axis: Axis, y_axis: Axis) -> list[Html]:
         )
     )
     return parts
+
+
+def _title(axis: Axis) -> str:
+    if axis.minimise is None:
+        return axis.title
+    return f"{axis.title} · " + ("← lower is better" if axis.minimise else "higher is better →")
 
 
 def _stair(front: Sequence[Mark], x: Scale, y: Scale, x_axis: Axis) -> Html | None:

@@ -20,7 +20,7 @@ from tuner.report.html import Html, join, tag
 from tuner.space import Space
 from tuner.store import StudyFolder, write_atomic
 from tuner.study import Outcome
-from tuner.tables import columns, recommendation_lines, remarks, speed, summary
+from tuner.tables import columns, paths_of, recommendation_lines, remarks, speed, summary
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 MAX_TEXT = 4000  # of one provenance value or log line
@@ -81,7 +81,7 @@ def _recommendation(space: Space, outcome: Outcome, launch: str | None, command:
     if outcome.recommendation is None:
         why = outcome.why or "nothing was measured yet"
         return tag("div", tag("p", f"Nothing to recommend: {why}."), class_="panel")
-    first, *rest = recommendation_lines(outcome.recommendation, space)
+    first, *rest = recommendation_lines(outcome.recommendation, outcome, space)
     parts = [tag("p", first, class_="value"), *(tag("p", line) for line in rest)]
     if outcome.recommendation.point.synthetic:
         parts.append(
@@ -111,7 +111,7 @@ def _chart(space: Space, outcome: Outcome) -> Html:
     second = objectives[1] if len(objectives) > 1 else None
     levels = sorted({point.concurrency for point in outcome.points})
     on_front = {point.key for point in outcome.front}
-    paths = [domain.path for domain in space.domains]
+    paths = paths_of(outcome, space)
     marks = []
     for point in outcome.points:
         y = point.metrics.get(first.metric)
@@ -136,7 +136,7 @@ def _chart(space: Space, outcome: Outcome) -> Html:
     x_axis = Axis(axis(first.metric), first.goal == "min")
     y_axis = Axis(axis(second.metric), second.goal == "min") if second is not None else x_axis
     if second is None:
-        x_axis = Axis("requests in flight", False)
+        x_axis = Axis("requests in flight", None)
     return tag("div", scatter(marks, x_axis, y_axis), _legend(levels, marks), class_="panel")
 
 
@@ -171,7 +171,7 @@ def _legend(levels: Sequence[int], marks: Sequence[Mark]) -> Html:
 
 def _front_table(space: Space, outcome: Outcome) -> Html:
     names = columns(space)
-    paths = [domain.path for domain in space.domains]
+    paths = paths_of(outcome, space)
     chosen = outcome.recommendation.point.key if outcome.recommendation else None
     head = _head(
         ["trial", "in flight", "configuration"], [*(axis(name) for name in names), "× baseline", "requests", ""]
@@ -212,9 +212,9 @@ def _trials(space: Space, outcome: Outcome) -> Html | None:
     if not outcome.records:
         return None
     names = [objective.metric for objective in space.file.objectives]
-    paths = [domain.path for domain in space.domains]
+    paths = paths_of(outcome, space)
     heads = [f"{axis(name)} at {level}" for level in space.levels for name in names]
-    head = _head(["trial", "role", "configuration"], [*heads, "time", "state"])
+    head = _head(["trial", "role", "state", "configuration"], [*heads, "time"])
     rows = []
     for record in outcome.records:
         cells = []
@@ -229,10 +229,10 @@ def _trials(space: Space, outcome: Outcome) -> Html | None:
                 "tr",
                 tag("td", str(record.trial)),
                 tag("td", role),
+                tag("td", state, class_=None if record.failure is None else "warn"),
                 tag("td", label(record.config, paths), class_="left"),
                 cells,
                 tag("td", format_duration(spent) if spent else "–"),
-                tag("td", state, class_=None if record.failure is None else "warn"),
             )
         )
     return join([tag("h2", "Trials"), tag("div", tag("table", head, tag("tbody", rows)), class_="scroll")])
@@ -242,7 +242,7 @@ def _failures(space: Space, outcome: Outcome) -> Html | None:
     failed = [record for record in outcome.records if record.failure is not None]
     if not failed:
         return None
-    paths = [domain.path for domain in space.domains]
+    paths = paths_of(outcome, space)
     return join([tag("h2", "Failures"), [_failure(record, paths) for record in failed]])
 
 
@@ -293,11 +293,15 @@ def _provenance(provenance: Mapping[str, Any]) -> Html:
 
 
 def _leaves(provenance: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    hidden = {"schema", "earlier"}
+    hidden = {"schema", "earlier", "time"}
+    if isinstance(began := provenance.get("time"), int | float):
+        yield "began", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(began))
     yield from itertools.islice(flatten({k: v for k, v in provenance.items() if k not in hidden}).items(), 200)
 
 
 def _short(value: Any) -> str:
+    if value is None or value in ([], {}):
+        return "–"
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return " ".join(value)[:MAX_TEXT]
     if isinstance(value, list | dict):

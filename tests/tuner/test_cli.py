@@ -1,0 +1,250 @@
+"""The command line as users meet it: processes, exit statuses, output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.config import load_launch
+from tests.tuner.spaces import PAIR, SMOKE, write
+from tuner.space import load_space
+
+TINY = str(Path(__file__).parent / "tiny_tuner.py")
+LIMIT = 120
+
+
+def tuner(*words: str, cwd: Path, tiny: bool = True) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, TINY] if tiny else [sys.executable, "-m", "tuner"]
+    return subprocess.run(
+        [*command, *words], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "100", "NO_COLOR": "1"}
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which a search was run to its end."""
+    folder = tmp_path_factory.mktemp("cli")
+    done = tuner("search", str(write(folder)), "--trials", "5", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (folder / "output.txt").write_text(done.stdout)
+    return folder
+
+
+def test_a_search_says_what_it_does_and_how_to_serve_the_winner(study: Path) -> None:
+    said = (study / "output.txt").read_text()
+    assert "trial 0 (baseline): none" in said
+    assert "trial 0: load c=8: tpot_ms 13.5, output_tok_s 593" in said
+    assert "4 of 5 trials done after" in said
+    assert "× baseline" in said
+    assert "5 configurations measured" in said
+    assert "Report:  results/small/report.html" in said
+    assert "-m engine serve results/small/launch.yaml --port 8000" in said
+    assert "\x1b" not in said
+    files = {path.name for path in (study / "results" / "small").iterdir()}
+    assert {"space.yaml", "provenance.json", "events.jsonl", "trials.jsonl", "front.json", "launch.yaml"} <= files
+
+
+def test_a_second_search_points_to_resume_and_fresh_starts_anew(study: Path, tmp_path: Path) -> None:
+    again = tuner("search", str(study / "space.yaml"), cwd=study)
+    assert again.returncode == 2
+    assert "go on with `tuner resume results/small`" in again.stderr
+    assert again.stderr.count("\n") == 1
+
+
+def test_front(study: Path) -> None:
+    shown = tuner("front", "results/small", cwd=study)
+    assert shown.returncode == 0
+    assert "dflash" in shown.stdout
+    entries = json.loads(tuner("front", "results/small", "--json", cwd=study).stdout)
+    assert entries == json.loads((study / "results/small/front.json").read_text())
+
+
+def test_show(study: Path) -> None:
+    shown = tuner("show", "results/small", "0", cwd=study)
+    assert "Trial 0: baseline, measured: none" in shown.stdout
+    assert "memory.max_running" in shown.stdout
+    assert json.loads(tuner("show", "results/small", "0", "--json", cwd=study).stdout)["role"] == "baseline"
+    absent = tuner("show", "results/small", "99", cwd=study)
+    assert absent.returncode == 2
+    assert "there is no trial 99; recorded are 0 to" in absent.stderr
+
+
+def test_pick(study: Path) -> None:
+    best = tuner("pick", "results/small", "--load", "1", cwd=study)
+    assert best.returncode == 0
+    assert "Recommended at 1 requests in flight" in best.stdout
+    unmet = tuner("pick", "results/small", "--slo", "tpot_ms_p50<0.1", cwd=study)
+    assert unmet.returncode == 3
+    assert "does not meet the limits" in unmet.stdout
+    wrong = tuner("pick", "results/small", "--slo", "tpot<1", cwd=study)
+    assert wrong.returncode == 2
+    assert "did you mean" in wrong.stderr
+    point = json.loads(tuner("pick", "results/small", "--load", "1", "--json", cwd=study).stdout)
+    assert point["concurrency"] == 1
+
+
+def test_export(study: Path, tmp_path: Path) -> None:
+    printed = tuner("export", "results/small", cwd=study)
+    assert yaml.safe_load(printed.stdout)["study"]["name"] == "small"
+    path = tmp_path / "launch.yaml"
+    written = tuner("export", "results/small", "--load", "1", "-o", str(path), cwd=study)
+    assert str(path) in written.stdout
+    assert load_launch(path).entries[0].config.draft.kind == "dflash"
+
+
+def test_report_is_written_where_asked(study: Path, tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    assert tuner("report", "results/small", "-o", str(path), cwd=study).returncode == 0
+    assert path.read_text().startswith("<!doctype html>")
+    assert tuner("report", "results/small", "-o", str(tmp_path / "no" / "page.html"), cwd=study).returncode == 2
+
+
+def test_resume_of_a_finished_study_launches_nothing(study: Path) -> None:
+    before = (study / "results/small/trials.jsonl").read_bytes()
+    assert tuner("resume", "results/small", cwd=study).returncode == 0
+    assert (study / "results/small/trials.jsonl").read_bytes() == before
+
+
+def test_dry_run_launches_nothing_and_makes_no_folder(tmp_path: Path) -> None:
+    shown = tuner("search", str(write(tmp_path)), "--dry-run", cwd=tmp_path)
+    assert shown.returncode == 0
+    for words in (
+        "Points: 50, of which 13 can run here; 74% pruned statically",
+        "never: draft.layers = 3: draft.layers: the drafter has 2 layers, not 3",
+        "never: graphs = ",
+        "Memory per device",
+        "Launches: at most 14, then up to 3 to confirm",
+        "Wall time: at most about 2m 30s",
+    ):
+        assert words in shown.stdout, words
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_long_study_asks_first(tmp_path: Path) -> None:
+    path = write(tmp_path, SMOKE.replace("wall: 150s", "wall: 9h").replace("concurrency:", "window: 10m, concurrency:"))
+    asked = tuner("search", str(path), cwd=tmp_path)
+    assert asked.returncode == 2
+    assert "Wall time: at most about" in asked.stdout
+    assert "add --yes" in asked.stderr
+    assert tuner("search", str(path), "--yes", "--trials", "1", cwd=tmp_path).returncode == 0
+
+
+def test_a_bad_space_file_is_exit_2_with_file_line_and_column(tmp_path: Path) -> None:
+    path = write(tmp_path, SMOKE.replace("goal: min", "goal: mni").replace("seed: 0", "seed: x"))
+    bad = tuner("search", str(path), cwd=tmp_path)
+    assert bad.returncode == 2
+    lines = bad.stderr.splitlines()
+    assert [line.startswith(f"{path}:") for line in lines] == [True, True]
+    assert "did you mean min?" in lines[1]
+    absent = tuner("search", "nowhere.yaml", cwd=tmp_path)
+    assert (absent.returncode, absent.stderr) == (2, "nowhere.yaml:1:1: cannot be read: No such file or directory\n")
+
+
+def test_nothing_feasible_is_exit_3(tmp_path: Path) -> None:
+    path = write(tmp_path, SMOKE.replace("max: 2000", "max: 1"))
+    done = tuner("search", str(path), "--trials", "2", cwd=tmp_path)
+    assert done.returncode == 3
+    assert "meets the constraints" in done.stderr
+    assert "misses a constraint" in done.stdout
+    assert not (tmp_path / "results/small/launch.yaml").exists()
+
+
+@pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_in_order_and_leaves_no_process(tmp_path: Path, signal_: signal.Signals) -> None:
+    path = write(tmp_path)
+    study = tmp_path / "results" / "small"
+    assert tuner("search", str(path), "--trials", "1", cwd=tmp_path).returncode == 0
+    (study / "misbehave.json").write_text('{"1": "hang"}')
+    command = [sys.executable, TINY, "resume", "results/small", "--trials", "3"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as running:
+        wait_until((study / "hanging").exists)
+        wait_until(lambda: (study / "hanging").read_text().isdigit())
+        running.send_signal(signal_)
+        _, errors = running.communicate(timeout=LIMIT)
+    assert running.returncode == 130
+    assert "Go on with:  tuner resume results/small" in errors
+    assert "Traceback" not in errors
+    pid = int((study / "hanging").read_text())
+    wait_until(lambda: not alive(pid))
+    (study / "misbehave.json").unlink()
+    assert tuner("resume", "results/small", cwd=tmp_path).returncode == 0
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not holds():
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def test_two_searches_do_not_share_a_study(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    study = tmp_path / "results" / "small"
+    assert tuner("search", str(path), "--trials", "1", cwd=tmp_path).returncode == 0
+    (study / "misbehave.json").write_text('{"1": "hang"}')
+    command = [sys.executable, TINY, "resume", "results/small", "--trials", "3"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+    ) as running:
+        wait_until((study / "hanging").exists)
+        for words in (("resume", "results/small"), ("search", str(path), "--fresh")):
+            refused = tuner(*words, cwd=tmp_path)
+            assert refused.returncode == 2
+            assert "is running this study" in refused.stderr
+        running.send_signal(signal.SIGINT)
+        assert running.wait(LIMIT) == 130
+
+
+def test_schema_is_json_schema_that_the_bundled_space_meets(tmp_path: Path) -> None:
+    printed = json.loads(tuner("schema", cwd=tmp_path, tiny=False).stdout)
+    assert printed["properties"]["search"]["properties"]["draft.block_size"]
+    assert printed["$defs"]["EngineConfig"]["properties"]["memory"]
+    assert "entries" in json.loads(tuner("schema", "--launch", cwd=tmp_path, tiny=False).stdout)["properties"]
+    assert "draft" in json.loads(tuner("schema", "--config", cwd=tmp_path, tiny=False).stdout)["properties"]
+
+
+def test_init_writes_a_space_that_loads(tmp_path: Path) -> None:
+    words = ("init", "--model", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "-o", "mine.yaml")
+    assert tuner(*words, cwd=tmp_path, tiny=False).returncode == 0
+    assert load_space(tmp_path / "mine.yaml").file.study.name == "mine"
+    again = tuner(*words, cwd=tmp_path, tiny=False)
+    assert again.returncode == 2
+    assert "--force" in again.stderr
+    shown = tuner("search", "mine.yaml", "--dry-run", cwd=tmp_path, tiny=False)
+    assert "can run here" in shown.stdout
+
+
+def test_a_reader_that_leaves_early_is_no_error(study: Path) -> None:
+    command = f"{sys.executable} -m tuner schema | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=study,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "Traceback" not in done.stderr
