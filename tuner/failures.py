@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
@@ -53,6 +54,10 @@ ADVICE: dict[FailureKind, str] = {
     "disk_full": "free disk space where the results and the server's caches lie",
     "foreign_gpu_process": "end the process that the evidence names, or hide its GPU with CUDA_VISIBLE_DEVICES",
 }
+KILLED_ADVICE = (
+    "somebody ended it with SIGKILL; the kernel does so when memory runs out (`dmesg` says): "
+    "then lower memory.kv_tokens or memory.max_running"
+)
 
 
 @dataclass(frozen=True)
@@ -227,6 +232,8 @@ def _cause(remains: Remains, word: Word | None) -> tuple[FailureKind, str, str]:
         return "crashed", "", word.line
     if code in EXIT_KINDS and _is_engine(remains.tail):
         return _by_stage(EXIT_KINDS[code], remains.stage), "", ""
+    if remains.exit is not None and remains.exit.signal == signal.SIGKILL:
+        return "crashed", KILLED_ADVICE, ""
     return "crashed", "", ""
 
 

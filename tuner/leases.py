@@ -72,15 +72,26 @@ def runtime_folder() -> Path:
 
 def try_lock(name: str, holder: str) -> int | None:
     """Take the lock `name` and return its open file, or None when another process holds it."""
-    fd = os.open(runtime_folder() / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = runtime_folder() / f"{name}.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         return None
+    if not _still_named(path, fd):  # its last holder removed the file between our open and our lock
+        os.close(fd)
+        return None
     os.ftruncate(fd, 0)
     os.pwrite(fd, json.dumps({"holder": holder, "pid": os.getpid(), "since": time.time()}).encode(), 0)
     return fd
+
+
+def _still_named(path: Path, fd: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,10 @@ def held_locks() -> tuple[Held, ...]:
     """Return the locks of this user that are held now. Takes and frees each lock that is not."""
     held = []
     for path in sorted(runtime_folder().glob("*.lock")):
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # its holder has just left
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -215,7 +229,7 @@ def foreign_use(look: Gpus) -> dict[str, list[str]]:
     for process in look.processes:
         gpu = names[process.gpu]
         memory = "" if process.memory_used is None else f", {process.memory_used} MiB"
-        signs.setdefault(gpu.uuid, []).append(f"GPU {gpu.index}: pid {process.pid} {process.name}{memory}")
+        signs.setdefault(gpu.uuid, []).append(f"GPU {gpu.index}: pid {process.pid or 'unknown'} {process.name}{memory}")
     for gpu in look.gpus:
         if gpu.uuid not in signs and gpu.memory_used > IDLE_MIB:
             signs[gpu.uuid] = [f"GPU {gpu.index}: {gpu.memory_used} MiB in use by processes not shown to us"]
@@ -240,6 +254,8 @@ def fresh_port(holder: str, host: str = "127.0.0.1") -> Iterator[int]:
             try:
                 yield port
             finally:
+                # Thousands of ports would leave as many files; the few CPU slots and GPUs keep theirs.
+                (runtime_folder() / f"port-{port}.lock").unlink(missing_ok=True)
                 os.close(fd)
             return
         os.close(fd)

@@ -23,10 +23,10 @@ class MachineError(TunerError):
 
 @dataclass(frozen=True)
 class GpuProcess:
-    """A process that uses a GPU. `memory_used` in MiB, None where the driver does not tell."""
+    """A process that uses a GPU. `memory_used` in MiB. None where the driver does not tell."""
 
     gpu: str
-    pid: int
+    pid: int | None
     name: str
     memory_used: int | None
 
@@ -51,12 +51,17 @@ def look_at_gpus() -> Gpus:
         return Gpus()
     rows = _query(program, "--query-gpu=index,uuid,name,memory.total,memory.used,driver_version")
     gpus = tuple(
-        Gpu(int(index), uuid, name, _mib(total) or 0, _mib(used) or 0) for index, uuid, name, total, used, _ in rows
+        Gpu(int(index), uuid, name, _number(total) or 0, _number(used) or 0)
+        for index, uuid, name, total, used, _ in rows
     )
     shown = _visible(gpus)
     users = _query(program, "--query-compute-apps=gpu_uuid,pid,process_name,used_memory")
     uuids = {gpu.uuid for gpu in shown}
-    processes = tuple(GpuProcess(uuid, int(pid), name, _mib(used)) for uuid, pid, name, used in users if uuid in uuids)
+    processes = tuple(
+        GpuProcess(uuid, _number(pid), ",".join(name), _number(used))
+        for uuid, pid, *name, used in users
+        if uuid in uuids
+    )
     return Gpus(shown, processes, rows[0][5] if rows else None)
 
 
@@ -78,14 +83,14 @@ def _query(program: str, what: str) -> list[list[str]]:
         raise MachineError(f"nvidia-smi failed: {words[:200]}")
     width = what.count(",") + 1
     return [
-        [part.strip() for part in line.split(",")][:width]
+        [part.strip() for part in line.split(",")]
         for line in answer.stdout.splitlines()
         if line.count(",") >= width - 1
     ]
 
 
-def _mib(text: str) -> int | None:
-    """Return a number of MiB; None for `[N/A]` and its like."""
+def _number(text: str) -> int | None:
+    """Return a whole number; None for `[N/A]` and its like."""
     return int(text) if text.isdigit() else None
 
 

@@ -44,6 +44,7 @@ from tuner.records import (
     TrialSpec,
     config_dict,
 )
+from tuner.resolved import silent_changes
 from tuner.supervise import Exit, Stopped, Supervised, supervise
 
 HOST = "127.0.0.1"
@@ -115,6 +116,11 @@ async def _try(
     if isinstance(ready, NotReady):
         return Outcome(remains=Remains(ready.stage, ready.reason, ready.seen, server.process.poll()))
     resolved = backend.resolved(ready.info) if ready.info else None
+    if changed := silent_changes(config_dict(spec.config), resolved or {}):
+        return Outcome(
+            resolved=resolved,
+            remains=Remains("ready", f"the server runs another config: {'; '.join(changed)}", "config"),
+        )
     # The parity gate's place is here: what changes the text is not worth measuring.
     levels: list[Level] = []
     for index, concurrency in enumerate(spec.levels):

@@ -144,7 +144,7 @@ def test_leaving_early_ends_the_trial(tmp_path: Path) -> None:
     [
         ("import sys; sys.exit('no such luck')", "no such luck"),
         ("print('not an event')", "what is no event: not an event"),
-        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("import os; os.kill(os.getpid(), 9)", "the worker ended without a record (signal 9 (SIGKILL))"),
     ],
 )
 def test_a_worker_without_a_record_is_a_crash(tmp_path: Path, code: str, words: str) -> None:

@@ -197,6 +197,25 @@ def test_memory_without_a_visible_process_is_someone_elses_too(smi: FakeSmi) -> 
     assert refused(LeaseRequest(gpus=1)).kind == "foreign_gpu_process"
 
 
+def test_what_the_driver_does_not_tell_is_no_crash(smi: FakeSmi) -> None:
+    smi.set([(0, 4)], [])
+    smi.apps.write_text("GPU-0, [N/A], a, name with, commas, [N/A]\n\nnoise\n")
+    assert [line for signs in foreign_use(look_at_gpus()).values() for line in signs] == [
+        "GPU 0: pid unknown a,name with,commas"
+    ]
+
+
+def test_a_lock_whose_file_was_removed_is_not_taken_for_held() -> None:
+    fd = try_lock("port-1", "a")
+    assert fd is not None
+    (runtime_folder() / "port-1.lock").unlink()
+    again = try_lock("port-1", "b")
+    assert again is not None
+    assert [lock.holder for lock in held_locks()] == ["b"]
+    os.close(fd)
+    os.close(again)
+
+
 def test_our_own_trial_on_a_gpu_is_waited_for_not_blamed(smi: FakeSmi) -> None:
     smi.set([(0, 4)], [])
 
@@ -243,6 +262,7 @@ def test_a_port_is_free_and_held() -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", one))
     assert held_locks() == ()
+    assert list(runtime_folder().glob("port-*")) == []
 
 
 def test_taken_ports_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

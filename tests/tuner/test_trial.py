@@ -118,6 +118,7 @@ BAD: dict[str, tuple[Plan, dict[str, Any], str, str]] = {
     "no text": (Plan(text=" "), {}, "garbage_output", "ready"),
     "not JSON": (Plan(answer="not_json"), {}, "garbage_output", "ready"),
     "a web page": (Plan(answer="html"), {}, "garbage_output", "ready"),
+    "runs another config": (Plan(resolved={"draft": {"kind": "dflash"}}), {}, "config", "ready"),
     "no usage": (Plan(answer="no_usage", continuous=False), {}, "garbage_output", "ready"),
     "no end": (Plan(answer="no_done"), {}, "garbage_output", "ready"),
     "no finish reason": (Plan(answer="no_finish"), {}, "garbage_output", "ready"),

@@ -94,7 +94,7 @@ def _events(fd: int, process: Supervised, spec: TrialSpec) -> Iterator[Event]:
             if event.kind == "record":
                 return
     ended = process.stop()
-    remains = Remains(stage, problem, "crashed", ended.exit, process.tail())
+    remains = Remains(stage, f"{problem} ({ended.exit or 'it was stopped'})", "crashed", None, process.tail())
     record = TrialRecord(
         trial=spec.trial,
         role=spec.role,
