@@ -71,9 +71,9 @@ def _run(service: Service, worker: Sequence[str], limits: Limits, started: float
         address, port = listener.getsockname()[:2]
         url = f"http://{f'[{address}]' if ':' in address else address}:{port}"
         emit("listening", url=url, host=address, port=port, model=service.name, engine_pid=process.pid)
-        from engine.front.life import live  # after the engine process: these imports take a while
+        from engine.front.life import Start, live  # after the engine process: these imports take a while
 
-        return live(service.config, service.name, listener, process, started, limits)
+        return live(Start(service.config, service.name, listener, process, limits, started))
 
 
 def bind(host: str, port: int) -> socket.socket:

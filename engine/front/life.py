@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 import uvicorn
 
@@ -36,22 +37,30 @@ class Server(uvicorn.Server):
         yield
 
 
-def live(
-    config: EngineConfig,
-    name: str,
-    listener: socket.socket,
-    process: EngineProcess,
-    started: float,
-    limits: Limits,
-) -> End:
-    """Serve on `listener` until a signal or the engine process's end.
+@dataclass(frozen=True)
+class Start:
+    """A bound port and a started engine process, from which `live` goes on.
 
-    Args:
-        started: `time.monotonic()` of the start, for the ready event.
+    Attributes:
+        name: the served model's name.
+        began: `time.monotonic()` of the start, for the ready event.
     """
-    allow_files(limits.connections + FILES_BESIDE)
+
+    config: EngineConfig
+    name: str
+    listener: socket.socket
+    process: EngineProcess
+    limits: Limits
+    began: float
+
+
+def live(start: Start) -> End:
+    """Serve until a signal or the engine process's end; return how it came."""
+    files = allow_files(start.limits.connections + FILES_BESIDE)
+    connections = max(1, min(start.limits.connections, files - FILES_BESIDE))
+    start = replace(start, limits=replace(start.limits, connections=connections))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_live(config, name, listener, process, started, limits))
+        return runner.run(_live(start))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -63,29 +72,22 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     return uvloop.new_event_loop
 
 
-def allow_files(wanted: int) -> None:
-    """Raise this process's limit of open files to `wanted`, as far as the system lets it."""
-    import resource
-
+def allow_files(wanted: int) -> int:
+    """Raise this process's limit of open files towards `wanted`; return what it is then."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    target = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < target:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    granted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (granted, hard))
+    return granted
 
 
-async def _live(
-    config: EngineConfig,
-    name: str,
-    listener: socket.socket,
-    process: EngineProcess,
-    started: float,
-    limits: Limits,
-) -> End:
+async def _live(start: Start) -> End:
     meters = Meters()
     stop = _catch_signals()
-    engine = await Engine.connect(process, meters)
-    api = Api(engine, config, name, limits, meters)
-    _, protocol = guarded(limits)
+    engine = await Engine.connect(start.process, meters)
+    api = Api(engine, start.config, start.name, start.limits, meters)
+    parser, protocol = guarded(start.limits)
     server = Server(
         uvicorn.Config(
             api,
@@ -98,18 +100,20 @@ async def _live(
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=limits.keep_alive_seconds,
+            timeout_keep_alive=start.limits.keep_alive_seconds,
             timeout_graceful_shutdown=LAST_SECONDS,
         )
     )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=[start.listener]))
+    loading = asyncio.create_task(_load(start, api, parser))
     sampling = asyncio.create_task(_sample(meters))
     try:
-        return await _until_the_end(config, api, process, stop, serving, started, limits)
+        return await _until_the_end(start, api, stop, serving, loading)
     except ModelError as error:
         return End(error.exit, error.kind, str(error))
     finally:
         engine.fail("the server is shutting down")
+        loading.cancel()
         sampling.cancel()
         server.should_exit = True
         await serving
@@ -132,22 +136,19 @@ async def _sample(meters: Meters) -> None:
 
 
 async def _until_the_end(
-    config: EngineConfig,
+    start: Start,
     api: Api,
-    process: EngineProcess,
     stop: asyncio.Queue[signal.Signals],
     serving: asyncio.Task[None],
-    started: float,
-    limits: Limits,
+    loading: asyncio.Task[None],
 ) -> End:
     """Become ready, then wait for a signal or the engine process's end.
 
     Raises:
         ModelError: the target's text files are missing or unusable.
     """
-    loading = asyncio.create_task(_load(target_folder(config), api, started))
     signalled = asyncio.create_task(stop.get())
-    died = asyncio.create_task(_death(api.engine, process))
+    died = asyncio.create_task(_death(api.engine, start.process))
     try:
         await asyncio.wait({loading, signalled, died, serving}, return_when=asyncio.FIRST_COMPLETED)
         if loading.done():
@@ -156,19 +157,19 @@ async def _until_the_end(
         if serving.done():
             serving.result()  # raises why
         if signalled.done():
-            return await _drain(api, process, signalled.result(), stop, died, limits.drain_seconds)
+            return await _drain(start, api, signalled.result(), stop, died)
         return died.result()
     finally:
-        for task in (loading, signalled, died):
-            task.cancel()
+        signalled.cancel()
+        died.cancel()
 
 
-async def _load(folder: Path, api: Api, started: float) -> None:
-    text = await in_thread(lambda: load_text(folder))
+async def _load(start: Start, api: Api, parser: str) -> None:
+    text = await in_thread(lambda: load_text(target_folder(start.config)))
     info = await asyncio.shield(api.engine.info)
-    seconds = round(time.monotonic() - started, 3)
+    seconds = round(time.monotonic() - start.began, 3)
     api.open_for_business(text, info, seconds)
-    emit("ready", seconds=seconds)
+    emit("ready", seconds=seconds, http=parser, loop=type(asyncio.get_running_loop()).__module__)
 
 
 async def _death(engine: Engine, process: EngineProcess) -> End:
@@ -179,12 +180,11 @@ async def _death(engine: Engine, process: EngineProcess) -> End:
 
 
 async def _drain(
+    start: Start,
     api: Api,
-    process: EngineProcess,
     number: signal.Signals,
     stop: asyncio.Queue[signal.Signals],
     died: asyncio.Task[End],
-    seconds: float,
 ) -> End:
     """Let open requests finish, for a while; a second signal ends the wait."""
     api.draining = True
@@ -193,16 +193,16 @@ async def _drain(
     idle = asyncio.create_task(api.engine.idle())
     again = asyncio.create_task(stop.get())
     try:
-        await asyncio.wait({idle, again, died}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({idle, again, died}, timeout=start.limits.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
     finally:
         again.cancel()
         idle.cancel()
     left = api.engine.open_requests
     if api.engine.closed.done():
         end = await died
-        if not await in_thread(process.clean):
+        if not await in_thread(start.process.clean):
             return end  # it did not stop, it broke
     api.engine.fail("the server is shutting down")
-    process.kill()
+    start.process.kill()
     done = "all requests finished" if not left else f"{left} open requests were ended"
     return End(Exit.OK, "stopped", f"{number.name}: {done}")
