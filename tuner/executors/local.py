@@ -42,7 +42,7 @@ class LocalExecutor:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for process in self._running:
+        for process in list(self._running):
             process.stop()
 
     @contextlib.contextmanager
