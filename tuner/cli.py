@@ -29,7 +29,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-SpacePath = Annotated[Path, typer.Argument(metavar="SPACE", help="A search-space file; see docs/space.md.")]
+SpacePath = Annotated[Path, typer.Argument(metavar="SPACE", help="A search-space file; see docs/space-file.md.")]
 StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder: RESULTS/<study.name>.")]
 Trials = Annotated[int | None, typer.Option("--trials", min=1, help="Launches, instead of budget.trials.")]
 
@@ -207,7 +207,7 @@ def doctor(
 
 @app.command()
 def init(
-    model: Annotated[str, typer.Option("--model", help="Folder of the target, or `bundled`.")],
+    target: Annotated[str, typer.Option("--target", help="Folder of the target, or `bundled`.")],
     draft: Annotated[str | None, typer.Option("--draft", help="Folder of the drafter; default: the target's.")] = None,
     out: Annotated[Path, typer.Option("--out", "-o", help="File to write.")] = Path("space.yaml"),
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
@@ -216,7 +216,7 @@ def init(
     from engine.machine import detect_machine
     from tuner.init import write_space
 
-    write_space(out, model, draft, detect_machine(), force=force)
+    write_space(out, target, draft, detect_machine(), force=force)
     print(f"Wrote {out}. Next: tuner search {out} --dry-run")
 
 
@@ -226,13 +226,13 @@ def schema(
     launch: Annotated[bool, typer.Option("--launch", help="launch.yaml instead of the search space.")] = False,
 ) -> None:
     """Print the JSON Schema of search-space files, for editors."""
-    from tuner.space.schema import space_schema
+    from tuner.space.schema import space_schema, standard
 
     document = space_schema()
     if config:
-        document = EngineConfig.model_json_schema()
+        document = standard(EngineConfig.model_json_schema())
     elif launch:
-        document = LaunchFile.model_json_schema(by_alias=True)
+        document = standard(LaunchFile.model_json_schema(by_alias=True))
     print(json.dumps(document, indent=2))
 
 

@@ -60,7 +60,7 @@ class Plan:
     draft: str | None = None
 
 
-def write_space(out: Path, model: str, draft: str | None, machine: Machine, *, force: bool) -> None:
+def write_space(out: Path, target: str, draft: str | None, machine: Machine, *, force: bool) -> None:
     """Write a search space to `out`.
 
     Raises:
@@ -68,7 +68,7 @@ def write_space(out: Path, model: str, draft: str | None, machine: Machine, *, f
     """
     if out.exists() and not force:
         raise UsageError(f"{out}: exists; choose another --out, or --force to replace it")
-    text = space_text(Plan(str(out), _name(out), model, draft), machine)
+    text = space_text(Plan(str(out), _name(out), target, draft), machine)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
@@ -92,7 +92,7 @@ def space_text(plan: Plan, machine: Machine) -> str:
         shape = read_shape(target_folder(config))
         drafter = _drafter(config, plan.draft)
     except EngineError as error:
-        raise UsageError(f"--model {plan.target}: {error}") from error
+        raise UsageError(f"--target {plan.target}: {error}") from error
     gpu = machine.kind == "cuda"
     running = 48 if gpu else 16
     levels = [1, 4, 16, 48] if gpu else [1, 4, 8]

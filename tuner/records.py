@@ -255,8 +255,10 @@ class Level(Record):
     """One concurrency of one trial. Intervals are 95 %; a metric that could not be measured is null."""
 
     concurrency: PositiveInt
-    metrics: dict[str, FiniteFloat | None]
-    intervals: dict[str, tuple[FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
+    metrics: dict[str, FiniteFloat | None] = Field(description="By metric name; null is not measured.")
+    intervals: dict[str, tuple[FiniteFloat, FiniteFloat]] = Field(
+        default_factory=dict, description="95 % intervals, [low, high] by metric name."
+    )
     n: NonNegativeInt = Field(description="Requests measured.")
 
 
@@ -273,18 +275,18 @@ class TrialRecord(Record):
     """One line of `trials.jsonl`."""
 
     schema_: Literal[1] = Field(1, alias="schema")
-    trial: NonNegativeInt
-    role: Role
-    state: State
-    config: dict[str, Any]
+    trial: NonNegativeInt = Field(description="Number of the record, from 0.")
+    role: Role = Field(description="Why it was launched.")
+    state: State = Field(description="What came of it.")
+    config: dict[str, Any] = Field(description="The EngineConfig asked for.")
     resolved: dict[str, Any] | None = Field(None, description="The config that the server says it runs.")
     levels: tuple[Level, ...] = ()
     failure: Failure | None = None
     seconds: dict[str, FiniteFloat] = Field(default_factory=dict, description="By stage; load is the sum of levels.")
-    headroom: dict[str, Any] | None = None
+    headroom: dict[str, Any] | None = Field(None, description="Achieved share of the machine's roofline, by level.")
     of: NonNegativeInt | None = Field(None, description="The trial that a repeat or confirmation measures again.")
     synthetic: bool = Field(False, description="Dummy weights or forced acceptance: only the timing means anything.")
-    gpus: NonNegativeInt = 0
+    gpus: NonNegativeInt = Field(0, description="GPUs it occupied.")
     started: FiniteFloat | None = Field(None, description="Unix time.")
 
     def level(self, concurrency: int) -> Level | None:
@@ -302,6 +304,7 @@ class Event(Record):
     `progress` in between; `record` last.
     """
 
+    schema_: Literal[1] = Field(1, alias="schema")
     kind: EventKind = "progress"
     trial: NonNegativeInt
     stage: Stage

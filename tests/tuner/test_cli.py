@@ -227,7 +227,7 @@ def test_schema_is_json_schema_that_the_bundled_space_meets(tmp_path: Path) -> N
 
 
 def test_init_writes_a_space_that_loads(tmp_path: Path) -> None:
-    words = ("init", "--model", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "-o", "mine.yaml")
+    words = ("init", "--target", str(PAIR / "target"), "--draft", str(PAIR / "draft"), "-o", "mine.yaml")
     assert tuner(*words, cwd=tmp_path, tiny=False).returncode == 0
     assert load_space(tmp_path / "mine.yaml").file.study.name == "mine"
     again = tuner(*words, cwd=tmp_path, tiny=False)

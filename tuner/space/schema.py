@@ -33,7 +33,27 @@ def space_schema() -> dict[str, Any]:
         "properties": {path: {"$ref": "#/$defs/Domain"} for path in all_paths()},
         "additionalProperties": False,
     }
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **document}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **standard(document)}
+
+
+_KEYWORDS = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum", "lt": "exclusiveMaximum"}
+
+
+def standard(schema: Any) -> Any:
+    """Return a schema with the limits that pydantic leaves under its own names renamed to JSON Schema's."""
+    if isinstance(schema, list):
+        return [standard(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    renamed = {key: standard(value) for key, value in schema.items() if key not in _KEYWORDS}
+    for key, keyword in _KEYWORDS.items():
+        if key in schema and isinstance(schema[key], int | float):
+            renamed[keyword] = schema[key]
+        elif key in schema:
+            renamed[key] = standard(schema[key])  # a property that happens to be called so
+    if renamed.get("exclusiveMinimum", 1) == 0 and renamed.get("minimum", 0) >= 1:
+        del renamed["exclusiveMinimum"]  # said twice
+    return renamed
 
 
 def _domain() -> dict[str, Any]:
