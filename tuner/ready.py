@@ -27,7 +27,9 @@ POLL_SECONDS = 0.05
 PROBE_SECONDS = 5.0
 PROBE_TOKENS = 16
 PROMPTS_TRIED = 3
-LEAST_STALL = 60.0
+LOOK_SECONDS = 1.0  # between two looks at the log and the CPU time
+LEAST_STALL = 60.0  # without either growing for this long, or this share of the deadline, nothing will come
+STALL_SHARE = 1 / 3
 
 T = TypeVar("T")
 
@@ -135,7 +137,8 @@ class _Wait:
         self._tell = tell
         self._began = time.monotonic()
         self._deadline = self._began + timeout
-        self._stall = max(LEAST_STALL, timeout / 3)
+        self._stall = max(LEAST_STALL, timeout * STALL_SHARE)
+        self._looked = self._began
         self._listening: float | None = None
         self._moved = (self._began, self._sign_of_life())
         self.stage: Stage = "launch"
@@ -188,7 +191,10 @@ class _Wait:
             await asyncio.sleep(min(POLL_SECONDS, max(0.0, self._deadline - now)))
 
     def _check_moving(self, now: float) -> None:
-        sign = self._sign_of_life() if now - self._moved[0] > 1.0 else self._moved[1]
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        sign = self._sign_of_life()
         if sign != self._moved[1]:
             self._moved = (now, sign)
         elif now - self._moved[0] > self._stall:

@@ -288,10 +288,11 @@ def _sweep(leader: int, adopted: bool) -> dict[str, object]:
     """End what a killed watchdog left: the process group of its child, and the orphans that fell to us."""
     deadline = time.monotonic() + watchdog.GIVE_UP_SECONDS
     while True:
-        left = watchdog.descendants(os.getpid()) if adopted else []
+        left = watchdog.group_members(leader) + (watchdog.descendants(os.getpid()) if adopted else [])
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(leader, signal.SIGKILL)
-            left = left or [leader]
+            if not os.path.isdir("/proc"):
+                left = [leader]  # the group still has members: all that can be seen here
         watchdog.send(left, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while adopted and os.waitpid(-1, os.WNOHANG)[0]:

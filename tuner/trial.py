@@ -49,7 +49,7 @@ from tuner.supervise import Exit, Stopped, Supervised, supervise
 
 HOST = "127.0.0.1"
 LEAST_DISK = 256 * 2**20
-DEATH_SECONDS = 2.0  # a server whose connections broke is given this long to be seen dead
+DEATH_SECONDS = 1.0  # a server whose connections broke is given this long to be seen dead
 
 
 @dataclass

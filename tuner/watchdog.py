@@ -42,32 +42,48 @@ def _prctl(option: int, value: int) -> bool:
     return bool(ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) == 0)
 
 
-def descendants(root: int) -> list[int]:
-    """Return the living processes below `root`; empty where there is no /proc."""
-    children: dict[int, list[int]] = {}
+class Entry:
+    """One process of /proc: its parent, its group, and whether it lives (a zombie does not)."""
+
+    def __init__(self, stat: bytes) -> None:
+        state, parent, group = stat.rpartition(b")")[2].split()[:3]
+        self.lives = state not in (b"Z", b"X")
+        self.parent = int(parent)
+        self.group = int(group)
+
+
+def processes() -> dict[int, Entry]:
+    """Return every process of this machine by pid; empty where there is no /proc."""
+    found: dict[int, Entry] = {}
     try:
         names = os.listdir("/proc")
     except FileNotFoundError:
-        return []
-    for name in names:
-        if not name.isdigit():
-            continue
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except (FileNotFoundError, ProcessLookupError):
-            continue  # it ended while we looked
-        if state not in (b"Z", b"X"):
-            children.setdefault(int(parent), []).append(int(name))
-        else:
-            children.setdefault(int(parent), [])
+        return found
+    for name in filter(str.isdigit, names):
+        # A process may end while we look.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{name}/stat", "rb") as file:
+            found[int(name)] = Entry(file.read())
+    return found
+
+
+def descendants(root: int) -> list[int]:
+    """Return the living processes below `root`; empty where there is no /proc."""
+    everyone = processes()
+    children: dict[int, list[int]] = {}
+    for pid, entry in everyone.items():
+        children.setdefault(entry.parent, []).append(pid)
     found: list[int] = []
     frontier = [root]
     while frontier:
         below = children.get(frontier.pop(), [])
-        found.extend(below)
+        found.extend(pid for pid in below if everyone[pid].lives)
         frontier.extend(below)
     return found
+
+
+def group_members(group: int) -> list[int]:
+    """Return the living processes of a process group; empty where there is no /proc."""
+    return [pid for pid, entry in processes().items() if entry.group == group and entry.lives]
 
 
 def send(pids: Sequence[int], number: int) -> None:

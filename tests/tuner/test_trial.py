@@ -16,7 +16,7 @@ from tests.fake_server.plan import Plan
 from tests.tuner.running import family, make_spec, run_fake, wait_until
 from tuner.records import LeaseRequest
 
-SHORT = {"ready_s": 1.5}
+SHORT = {"ready_s": 1.0}
 
 
 def word(code: int, kind: str, message: str = "do this") -> tuple[str, ...]:
@@ -167,6 +167,17 @@ def test_a_server_that_dies_is_noticed_at_once(tmp_path: Path) -> None:
     assert record.failure is not None
     assert record.failure.stage == "load"
     assert record.seconds["load"] < 30
+
+
+def test_a_server_that_does_nothing_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither output nor work: the deadline of an hour does not matter."""
+    monkeypatch.setattr("tuner.ready.LEAST_STALL", 0.2)
+    monkeypatch.setattr("tuner.ready.STALL_SHARE", 0.0)
+    monkeypatch.setattr("tuner.ready.LOOK_SECONDS", 0.1)
+    record, _ = run_fake(tmp_path, Plan(listen="never"), limits={"ready_s": 3600.0})
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == ("no_progress", "launch")
+    assert record.failure.evidence[0].startswith("no output and no work for ")
 
 
 def test_a_stolen_port_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

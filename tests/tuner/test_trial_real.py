@@ -22,7 +22,8 @@ def test_the_engine_is_measured(tmp_path: Path, draft: dict[str, Any]) -> None:
     prompts = json.loads((PAIR / "prompts.json").read_text(encoding="utf-8"))
     lines = [json.dumps({"token_ids": prompt["token_ids"]}) for prompt in prompts]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    config = EngineConfig.model_validate({"model": {"target": str(PAIR / "target"), "dtype": "float32"}, "draft": draft})
+    model = {"target": str(PAIR / "target"), "dtype": "float32"}
+    config = EngineConfig.model_validate({"model": model, "draft": draft})
     spec = TrialSpec(
         study=str(tmp_path / "study"),
         trial=0,
