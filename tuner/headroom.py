@@ -12,11 +12,12 @@ from tuner.records import Level
 
 
 def headroom(config: EngineConfig, levels: Sequence[Level]) -> dict[str, Any] | None:
-    """Return {concurrency: {share, bound, tok_s_limit}}; None where no estimate is possible.
+    """Return {concurrency: {share, bound, tok_s_limit}}, or {unknown: why} where no estimate is possible.
 
     `share` is output tokens/s over the roofline's, at the measured accept length; contexts, launches, Python and
-    communication are not in the roofline, so 1 is out of reach. None when the machine's bandwidth is unknown (a
-    CPU that nobody measured) or the model's shape is not readable here.
+    communication are not in the roofline, so 1 is out of reach. Unknown when the machine's bandwidth is (a CPU:
+    small weights stay in its caches, and no datasheet says how fast those are) or the model is not readable here.
+    None when nothing was measured.
     """
     try:
         machine = estimate.detect_machine()
@@ -42,6 +43,6 @@ def headroom(config: EngineConfig, levels: Sequence[Level]) -> dict[str, Any] | 
                 "bound": limit.bound,
                 "tok_s_limit": limit.tokens_per_second,
             }
-    except EngineError:
-        return None
+    except EngineError as error:
+        return {"unknown": str(error)}
     return found or None
