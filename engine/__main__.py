@@ -89,8 +89,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _generate(arguments: argparse.Namespace) -> int:
     config = bundled() if arguments.config is None else _single(arguments.config)
     from engine.loop import Loop
+    from engine.request import Request
     from engine.runtime import build, resolve
-    from engine.scheduler import Request
     from engine.text import Text
 
     plan = resolve(config)

@@ -14,8 +14,8 @@ from typing import Any
 from engine.config import EngineConfig
 from engine.loop import Loop
 from engine.protocol import Rounds
+from engine.request import Request
 from engine.runtime import Runtime, build, resolve
-from engine.scheduler import Request
 
 Prompt = tuple[int, ...]
 ROUND_COUNTS = (

@@ -89,6 +89,9 @@ class DFlashDraft(Strict):
     )
     layers: Size | None = Field(None, description="Use only the first k draft layers; null uses all.")
     window: Size | None = Field(None, description="Draft attends to this many last context tokens; null to all.")
+    sample: Literal["greedy", "probabilistic"] = Field(
+        "greedy", description="How a sampled request's drafts are made: likeliest tokens, or drawn like its own."
+    )
     simulate_accept: Annotated[Number, Field(ge=1)] | None = Field(
         None, description="Force this mean accept length: timing only, results are labelled synthetic."
     )
@@ -135,9 +138,8 @@ class DDTreeDraft(DFlashDraft):
     @property
     def verify_rows(self) -> int:
         """Target rows a request computes in one round, at most."""
-        if self.nodes == "auto":
-            return (self.max_nodes or DEFAULT_MAX_NODES) + 1
-        return self.nodes + 1
+        nodes = (self.max_nodes or DEFAULT_MAX_NODES) if self.nodes == "auto" else self.nodes
+        return nodes + 1
 
 
 SimpleDraft = Annotated[NoDraft | DFlashDraft | DDTreeDraft, Field(discriminator="kind")]
@@ -278,7 +280,13 @@ class EngineConfig(Strict):
     @property
     def verify_rows(self) -> int:
         """Most target rows one request computes in one round."""
-        return max(1, *(draft.verify_rows for draft in self.drafts if isinstance(draft, DFlashDraft)), 1)
+        return max((draft.verify_rows for draft in self.drafts if isinstance(draft, DFlashDraft)), default=1)
+
+    @property
+    def reserved_rows(self) -> int:
+        """Most cache slots behind its tokens that one request needs in a round: verified rows, or the draft block."""
+        blocks = (draft.block_size for draft in self.drafts if isinstance(draft, DFlashDraft))
+        return max(self.verify_rows, *blocks, 1)
 
     @property
     def synthetic(self) -> bool:

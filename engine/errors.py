@@ -1,12 +1,12 @@
 """The engine's exceptions: one tree, each with the exit code of its cause.
 
-    EngineError
-    ├── ConfigError          2   the config is invalid, or asks for what this engine or machine cannot do
-    │   └── NotYet           2   a valid config whose capability this version does not have
-    ├── ModelError           3   model files are missing, truncated, of the wrong shape or of another family
-    ├── OutOfMemory          4   weights, KV cache or a step do not fit
-    ├── GraphCaptureError    5   a CUDA graph could not be captured
-    └── PortError            6   the address is taken or not ours to bind
+EngineError
+├── ConfigError          2   the config is invalid, or asks for what this engine or machine cannot do
+│   └── NotYet           2   a valid config whose capability this version does not have
+├── ModelError           3   model files are missing, truncated, of the wrong shape or of another family
+├── OutOfMemory          4   weights, KV cache or a step do not fit
+├── GraphCaptureError    5   a CUDA graph could not be captured
+└── PortError            6   the address is taken or not ours to bind
 """
 
 from __future__ import annotations

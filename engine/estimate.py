@@ -220,7 +220,7 @@ def _kv_tokens(config: EngineConfig, shape: ModelShape, machine: Machine, weight
     tokens = max(0, int(room // each // page) * page)
     if fraction is not None and (config.backend.kind != "native" or config.memory.prefix_cache):
         return tokens  # what no running request needs keeps prefixes
-    one = math.ceil((max_len(config, shape) + config.verify_rows) / page) * page
+    one = math.ceil((max_len(config, shape) + config.reserved_rows) / page) * page
     return min(tokens, config.memory.max_running * one)
 
 
@@ -269,7 +269,7 @@ def _lengths(config: EngineConfig, shape: ModelShape) -> Iterator[Refusal]:
     asked, longest = max_len(config, shape), shape.longest
     if asked > longest:
         yield Refusal("model.max_len", f"{asked} exceeds the {longest} positions the target is made for; lower it")
-    rows, page = config.verify_rows, page_size(config)
+    rows, page = config.reserved_rows, page_size(config)
     if rows >= asked:
         yield Refusal("draft", f"a round verifies {rows} rows and a text has at most {asked} tokens; shorten the block")
     tokens = config.memory.kv_tokens
@@ -313,7 +313,7 @@ def _memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, m
     need = memory(config, shape, draft, machine)
     kept = need.weights + need.draft_weights
     fraction = config.memory.kv_fraction
-    least = config.verify_rows + 1
+    least = config.reserved_rows + 1
     if need.kv_tokens < least and fraction is not None:
         enough = (kept + least * need.kv_bytes_per_token) / machine.memory
         yield Refusal(
@@ -374,7 +374,7 @@ def advise(config: EngineConfig, shape: ModelShape, draft: DraftShape | None) ->
     if isinstance(config.graphs, Captured) and config.graphs.batch_sizes[-1] < config.memory.max_running:
         largest = config.graphs.batch_sizes[-1]
         found.append(Refusal("graphs.batch_sizes", f"rounds of more than {largest} running requests are not captured"))
-    tokens, rows = config.memory.kv_tokens, config.verify_rows
+    tokens, rows = config.memory.kv_tokens, config.reserved_rows
     if tokens is not None and tokens < config.memory.max_running * (rows + 1):
         found.append(
             Refusal("memory.kv_tokens", f"{tokens} tokens cannot hold max_running {config.memory.max_running} requests")

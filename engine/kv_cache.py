@@ -10,7 +10,7 @@ a block extends the cache, and only the rejected tail is dropped.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -48,9 +48,23 @@ class Reservation:
     slots: Tensor
     contiguous: int | None
 
-    def span(self, causal: bool) -> Span:
-        """Describe the rows to an attention kernel."""
-        return Span(self.slots, self.starts, self.rows, self.contiguous, causal)
+    def first(self, rows: int) -> Reservation:
+        """Return the first `rows` of every request's rows."""
+        if rows == self.rows:
+            return self
+        requests = len(self.ids)
+        positions = self.positions.view(requests, self.rows)[:, :rows].reshape(-1)
+        write = self.write.view(requests, self.rows)[:, :rows].reshape(-1)
+        return replace(self, rows=rows, positions=positions, write=write)
+
+    def at(self, depths: Tensor) -> Reservation:
+        """Return the same rows and slots, each at the position `depths` [requests, rows] after the cached tokens."""
+        starts = self.positions.view(depths.shape)[:, :1]
+        return replace(self, positions=(starts + depths).flatten())
+
+    def span(self, causal: bool, tree: Tensor | None = None) -> Span:
+        """Describe the rows to an attention kernel; `tree` [requests, rows, rows]: which rows a row sees."""
+        return Span(self.slots, self.starts, self.rows, self.contiguous, causal, tree)
 
 
 @dataclass
@@ -157,6 +171,23 @@ class KVCache:
         return Reservation(
             tuple(requests), rows, starts, places.flatten(), slots.gather(1, places).flatten(), slots, None
         )
+
+    def compact(self, places: Reservation, kept: Sequence[Sequence[int]]) -> None:
+        """Move the target KV of the kept rows of each request to the front of its reserved rows.
+
+        `kept`: rows per request, ascending, the root (row 0) first; their order stays. Only an accepted path of a
+        tree moves anything, and only its own rows.
+        """
+        moves = [
+            (request * places.rows + row, request * places.rows + place)
+            for request, rows in enumerate(kept)
+            for place, row in enumerate(rows)
+            if row != place
+        ]
+        if moves:
+            source, target = torch.tensor(moves, device=self._device).T
+            # The gather copies before the scatter writes, so overlapping moves are safe.
+            self.target.index_copy_(1, places.write[target], self.target.index_select(1, places.write[source]))
 
     def commit(self, requests: Sequence[int], counts: Sequence[int]) -> None:
         """Keep the first `counts` reserved rows of each request."""

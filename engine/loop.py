@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from engine.request import Request
 from engine.runtime import Runtime
-from engine.scheduler import Progress, Request
+from engine.scheduler import Progress
 from engine.speculate import step
 from engine.tally import Tally
 

@@ -91,9 +91,7 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: StrictStr
-    content: StrictStr | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = (
-        None
-    )
+    content: StrictStr | Annotated[list[ContentPart], Field(max_length=MAX_PARTS, fail_fast=True)] | None = None
 
 
 class ChatBody(Generation):

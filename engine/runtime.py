@@ -17,8 +17,9 @@ import torch
 
 from engine import estimate
 from engine.backends.native import VERSION, model_refusals, refusals
-from engine.config import DFlashDraft, EngineConfig, NoDraft, draft_folder, target_folder
+from engine.config import DDTreeDraft, DFlashDraft, EngineConfig, NoDraft, draft_folder, target_folder
 from engine.drafters.base import Drafter
+from engine.drafters.ddtree import DDTreeDrafter
 from engine.drafters.dflash import DFlashDrafter
 from engine.drafters.none import NoDrafter
 from engine.errors import ConfigError, EngineError, ModelError, NotYet, OutOfMemory, UnsupportedModel
@@ -119,7 +120,7 @@ def build(plan: Plan) -> Runtime:
     dtype = DTYPES[config.model.dtype]
     draft = config.draft if isinstance(config.draft, DFlashDraft) else None
     max_len = config.model.max_len or plan.shape.longest
-    rows = 1 if draft is None else draft.block_size
+    rows = config.reserved_rows
     seed = DUMMY_SEED if config.model.load == "dummy" else None
     with _memory_errors():
         attention = TorchAttention(plan.shape.kv_heads, plan.shape.heads // plan.shape.kv_heads, dtype, device)
@@ -190,7 +191,11 @@ def _drafter(
     attention = TorchAttention(core.kv_heads, core.heads // core.kv_heads, dtype, plan.device)
     tensors = draft_tensors(shape, draft_folder(plan.config, draft), dtype, plan.device, seed)
     model = DraftModel(shape, tensors, target, attention, layers, positions)
-    return DFlashDrafter(model, attention, draft.block_size), model.weight_bytes, _draft_pool(shape, layers)
+    drafter = DFlashDrafter(model, attention, draft.block_size, layers, draft.sample == "probabilistic")
+    if isinstance(draft, DDTreeDraft) and draft.nodes != "auto":
+        tree = DDTreeDrafter(drafter, draft.nodes, draft.width)
+        return tree, model.weight_bytes, _draft_pool(shape, layers)
+    return drafter, model.weight_bytes, _draft_pool(shape, layers)
 
 
 def _cache(plan: Plan, draft_pool: PoolShape | None, dtype: torch.dtype, max_tokens: int) -> KVCache:

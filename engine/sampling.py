@@ -15,28 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.request import Sampling
+
 #: Independent streams of random numbers at one position.
 TARGET, DRAFT, ACCEPT = 0, 1, 2
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How one request draws: `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 do not limit."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the likeliest token is taken."""
-        return self.temperature == 0.0
-
-    @property
-    def limited(self) -> bool:
-        """Whether tokens are cut off."""
-        return self.top_k > 0 or self.top_p < 1.0
 
 
 @dataclass(frozen=True)
@@ -129,8 +111,8 @@ def invert(probabilities: Tensor, u: Tensor) -> Tensor:
 def uniform(seed: Tensor, position: Tensor, stream: int) -> Tensor:
     """Return numbers in [0, 1), float64, that depend on (seed, position, stream) only; int64 tensors broadcast.
 
-    A counter-based generator: SplitMix64 started at a scrambled seed and taken at its position-th step. It needs no state, so it
-    runs inside a captured graph and does not care in which round a position is reached.
+    A counter-based generator: SplitMix64 started at a scrambled seed and taken at its position-th step. It needs
+    no state, so it runs inside a captured graph and does not care in which round a position is reached.
     """
     start = _finalise(_finalise(seed + _GOLDEN))  # neighbouring seeds must not give neighbouring sequences
     mixed = _finalise(start + _GOLDEN * (position * 4 + stream + 1))

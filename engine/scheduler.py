@@ -6,15 +6,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True)
-class Request:
-    """What a client asked for, in tokens."""
-
-    id: int
-    prompt: tuple[int, ...]
-    max_tokens: int
-    eos: tuple[int, ...] = ()
+from engine.request import GREEDY, Request, Sampling
 
 
 @dataclass(frozen=True)
@@ -32,6 +24,7 @@ class Chunk:
     id: int
     tokens: tuple[int, ...]
     last: bool
+    sampling: Sampling = GREEDY
 
 
 @dataclass(frozen=True)
@@ -40,6 +33,7 @@ class Decode:
 
     id: int
     root: int
+    sampling: Sampling = GREEDY
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,9 @@ class Scheduler:
             admitted=admitted,
             prefill=self._chunks(),
             decode=tuple(
-                Decode(number, running.root) for number, running in self._running.items() if running.root is not None
+                Decode(number, running.root, running.request.sampling)
+                for number, running in self._running.items()
+                if running.root is not None
             ),
         )
 
@@ -166,7 +162,8 @@ class Scheduler:
             if running.prefilled < len(prompt):
                 end = min(len(prompt), running.prefilled + budget)
                 budget -= end - running.prefilled
-                chunks.append(Chunk(number, prompt[running.prefilled : end], end == len(prompt)))
+                tokens, last = prompt[running.prefilled : end], end == len(prompt)
+                chunks.append(Chunk(number, tokens, last, running.request.sampling))
         return tuple(chunks)
 
 

@@ -12,19 +12,22 @@ Prompts are the same forward without a proposal. Nothing committed is ever compu
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from engine import verify
-from engine.drafters.base import Drafter, DraftWork
+from engine import sampling, verify
+from engine.drafters.base import Drafter, DraftWork, Proposal
 from engine.kv_cache import KVCache, Reservation
 from engine.model.attention.base import Attention
 from engine.model.layers import Rows
 from engine.model.target import Target
-from engine.scheduler import Batch, Chunk, Decode
+from engine.request import Sampling
+from engine.scheduler import Batch, Chunk
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,15 @@ class Engine:
 
 
 @dataclass(frozen=True)
+class Scored:
+    """What the target says of rows: logits [R, rows, vocab], features by row, KV positions one layer read."""
+
+    logits: Tensor
+    features: Tensor | None
+    kv_rows_read: int
+
+
+@dataclass(frozen=True)
 class Work:
     """What a step computed; see `protocol.Rounds` for the meaning of the counts."""
 
@@ -52,8 +64,7 @@ class Work:
     prefill_rows: int = 0
     prefill_kv_rows_read: int = 0
     accepted: tuple[int, ...] = ()
-    seconds: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # propose, forward, accept, commit
-    seconds_prefill: float = 0.0
+    seconds: tuple[float, ...] = (0.0,) * 5  # prefill, propose, forward, accept, commit
 
 
 @dataclass(frozen=True)
@@ -67,44 +78,46 @@ class StepOutput:
 @torch.inference_mode()
 def step(batch: Batch, engine: Engine) -> StepOutput:
     """Run one step: the prompts' next chunks, then one decode round of all running requests."""
-    began = time.perf_counter()
-    first, prefill_kv = prefill(batch.prefill, engine)
-    prefilled = time.perf_counter()
-    rows = sum(len(chunk.tokens) for chunk in batch.prefill)
+    marks = [time.perf_counter()]
+    first, prefill_kv_rows = prefill(batch.prefill, engine)
+    marks.append(time.perf_counter())
+    prefill_rows = sum(len(chunk.tokens) for chunk in batch.prefill)
     if not batch.decode:
-        work = Work(prefill_rows=rows, prefill_kv_rows_read=prefill_kv, seconds_prefill=prefilled - began)
+        work = Work(prefill_rows=prefill_rows, prefill_kv_rows_read=prefill_kv_rows, seconds=_laps(marks))
         return StepOutput(first, work)
     ids = [decode.id for decode in batch.decode]
+    roots = torch.tensor([decode.root for decode in batch.decode], device=engine.device)
+    draws = _draws([decode.sampling for decode in batch.decode], engine)
 
     places = engine.cache.reserve(ids, engine.drafter.rows)
-    proposal, draft_work = engine.drafter.propose(_roots(batch.decode, engine), places, engine.cache)
-    proposed = time.perf_counter()
+    proposal = engine.drafter.propose(roots, places, draws, engine.cache)
+    marks.append(time.perf_counter())
 
-    choices, features, kv_rows = forward(proposal, places, engine)
-    forwarded = time.perf_counter()
+    places = _places_of(proposal, places)
+    scored = forward(proposal, places, engine)
+    marks.append(time.perf_counter())
 
-    verdict = accept(proposal, choices, engine)
-    accepted = time.perf_counter()
+    verdict = accept(proposal, scored.logits, places, draws, engine)
+    marks.append(time.perf_counter())
 
-    commit(verdict, features, places, engine)
-    committed = time.perf_counter()
+    commit(verdict, scored.features, places, engine)
+    marks.append(time.perf_counter())
 
     work = Work(
         requests=len(ids),
-        target_rows=proposal.numel(),
-        draft=draft_work,
-        context_rows=sum(verdict.accepted) + len(ids) if engine.drafter.taps else 0,
-        target_kv_rows_read=kv_rows,
-        prefill_rows=rows,
-        prefill_kv_rows_read=prefill_kv,
+        target_rows=proposal.tokens.numel(),
+        draft=proposal.work,
+        context_rows=sum(map(len, verdict.rows)) if engine.drafter.taps else 0,
+        target_kv_rows_read=scored.kv_rows_read,
+        prefill_rows=prefill_rows,
+        prefill_kv_rows_read=prefill_kv_rows,
         accepted=verdict.accepted,
-        seconds=(proposed - prefilled, forwarded - proposed, accepted - forwarded, committed - accepted),
-        seconds_prefill=prefilled - began if batch.prefill else 0.0,
+        seconds=_laps(marks),
     )
     return StepOutput(first | dict(zip(ids, verdict.tokens, strict=True)), work)
 
 
-def prefill(chunks: tuple[Chunk, ...], engine: Engine) -> tuple[dict[int, tuple[int, ...]], int]:
+def prefill(chunks: Sequence[Chunk], engine: Engine) -> tuple[dict[int, tuple[int, ...]], int]:
     """Compute prompt chunks in one forward; return the first token of each prompt that ends, and KV rows read."""
     if not chunks:
         return {}, 0
@@ -118,44 +131,86 @@ def prefill(chunks: tuple[Chunk, ...], engine: Engine) -> tuple[dict[int, tuple[
 
     engine.cache.commit([chunk.id for chunk in chunks], [len(chunk.tokens) for chunk in chunks])
     engine.drafter.observe(features, positions, write, engine.cache)
-    ends, row = [], 0
+    ends, row = [], -1
     for chunk in chunks:
         row += len(chunk.tokens)
         if chunk.last:
-            ends.append((chunk.id, row - 1))
+            ends.append((chunk, row))
+    kv_rows = engine.attention.kv_rows_read(plan)
     if not ends:
-        return {}, engine.attention.kv_rows_read(plan)
-    last = hidden[torch.tensor([row for _, row in ends], device=engine.device)]
-    best = engine.target.head(last).max(dim=-1).indices.tolist()
-    return {ends[i][0]: (best[i],) for i in range(len(ends))}, engine.attention.kv_rows_read(plan)
+        return {}, kv_rows
+    last = torch.tensor([row for _, row in ends], device=engine.device)
+    logits = engine.target.head(hidden[last])[:, None]
+    draws = _draws([chunk.sampling for chunk, _ in ends], engine)
+    chosen = choose(logits, positions[last][:, None], draws).flatten().tolist()
+    return {chunk.id: (token,) for (chunk, _), token in zip(ends, chosen, strict=True)}, kv_rows
 
 
-def forward(proposal: Tensor, places: Reservation, engine: Engine) -> tuple[Tensor, Tensor | None, int]:
-    """Run the target on [requests, rows]; return its choices alike, features by row, and KV rows read a layer."""
-    plan = engine.attention.plan([places.span(causal=True)])
+def forward(proposal: Proposal, places: Reservation, engine: Engine) -> Scored:
+    """Run the target on all rows of all proposals."""
+    tree = None if proposal.tree is None else proposal.tree.visibility(engine.drafter.depth)
+    plan = engine.attention.plan([places.span(causal=True, tree=tree)])
     rows = Rows(places.positions, places.write, engine.target.rotation[places.positions][:, None], plan)
-    hidden, features = engine.target.forward(proposal.flatten(), rows, engine.cache.target, engine.drafter.taps)
-    choices = engine.target.head(hidden).max(dim=-1).indices.view(proposal.shape)
-    return choices, features, engine.attention.kv_rows_read(plan)
+    tokens = proposal.tokens.flatten()
+    hidden, features = engine.target.forward(tokens, rows, engine.cache.target, engine.drafter.taps)
+    logits = engine.target.head(hidden).view(*proposal.tokens.shape, -1)
+    return Scored(logits, features, engine.attention.kv_rows_read(plan))
 
 
-def accept(proposal: Tensor, choices: Tensor, engine: Engine) -> verify.Verdict:
-    """Judge the proposal, or force the judgement when acceptance is simulated."""
+def accept(
+    proposal: Proposal, logits: Tensor, places: Reservation, draws: sampling.Batch | None, engine: Engine
+) -> verify.Verdict:
+    """Judge the proposal by the target's logits, or force the judgement when acceptance is simulated."""
+    positions = places.positions.view(proposal.tokens.shape)
+    if engine.simulate_accept is None and draws is not None and proposal.probabilities is not None:
+        return verify.rejection(
+            proposal.tokens,
+            proposal.probabilities,
+            sampling.distribution(logits, draws),
+            sampling.uniform(draws.seed[:, None], positions[:, 1:], sampling.ACCEPT),
+            sampling.uniform(draws.seed[:, None], positions + 1, sampling.TARGET),
+        )
+    choices = choose(logits, positions, draws)
     if engine.simulate_accept is not None:
-        return verify.forced(proposal, choices, engine.simulate_accept, engine.generator)
-    return verify.greedy(proposal, choices)
+        return verify.forced(proposal.tokens, choices, engine.simulate_accept, engine.generator)
+    if proposal.tree is not None:
+        return verify.branches(proposal.tree, proposal.tokens, choices, engine.drafter.depth)
+    return verify.chain(proposal.tokens, choices)
+
+
+def choose(logits: Tensor, positions: Tensor, draws: sampling.Batch | None) -> Tensor:
+    """Return the target's token [R, rows] after rows at `positions` [R, rows]: likeliest, or drawn."""
+    if draws is None:
+        return logits.max(dim=-1).indices
+    return sampling.choose(logits, positions + 1, draws)
 
 
 def commit(verdict: verify.Verdict, features: Tensor | None, places: Reservation, engine: Engine) -> None:
     """Keep the rows of root and accepted tokens, and show them to the drafter."""
-    counts = [accepted + 1 for accepted in verdict.accepted]
+    engine.cache.compact(places, verdict.rows)
+    counts = [len(rows) for rows in verdict.rows]
     engine.cache.commit(places.ids, counts)
     if features is None:
         return
-    kept = [request * places.rows + row for request, count in enumerate(counts) for row in range(count)]
-    index = torch.tensor(kept, device=engine.device)
-    engine.drafter.observe(features[index], places.positions[index], places.write[index], engine.cache)
+    kept = [r * places.rows + row for r, rows in enumerate(verdict.rows) for row in rows]
+    slots = [r * places.rows + place for r, count in enumerate(counts) for place in range(count)]
+    index, slot = torch.tensor([kept, slots], device=engine.device)
+    engine.drafter.observe(features[index], places.positions[index], places.write[slot], engine.cache)
 
 
-def _roots(decodes: tuple[Decode, ...], engine: Engine) -> Tensor:
-    return torch.tensor([decode.root for decode in decodes], device=engine.device)
+def _places_of(proposal: Proposal, places: Reservation) -> Reservation:
+    """Return the reserved rows that the proposal fills, at the positions its tree gives them."""
+    places = places.first(proposal.tokens.shape[1])
+    return places if proposal.tree is None else places.at(proposal.tree.depths)
+
+
+def _draws(requests: Sequence[Sampling], engine: Engine) -> sampling.Batch | None:
+    """Return how the requests sample, None when all are greedy."""
+    if all(request.greedy for request in requests):
+        return None
+    return sampling.Batch.of(requests, engine.device)
+
+
+def _laps(marks: list[float]) -> tuple[float, ...]:
+    laps = [after - before for before, after in itertools.pairwise(marks)]
+    return (*laps, *(0.0,) * (5 - len(laps)))

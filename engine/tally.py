@@ -38,11 +38,11 @@ class Tally:
             "prefill_steps": int(work.prefill_rows > 0),
             "prefill_rows": work.prefill_rows,
             "tokens": tokens,
-            "seconds_propose": work.seconds[0],
-            "seconds_forward": work.seconds[1],
-            "seconds_accept": work.seconds[2],
-            "seconds_commit": work.seconds[3],
-            "seconds_prefill": work.seconds_prefill,
+            "seconds_prefill": work.seconds[0] if work.prefill_rows else 0.0,
+            "seconds_propose": work.seconds[1],
+            "seconds_forward": work.seconds[2],
+            "seconds_accept": work.seconds[3],
+            "seconds_commit": work.seconds[4],
         }.items():
             self._sums[name] = self._sums.get(name, 0) + value
         for accepted in work.accepted:

@@ -31,6 +31,10 @@ class Tree:
     depths: Tensor
     log_weights: Tensor
 
+    def visibility(self, depth: int) -> Tensor:
+        """Return which rows a row sees, [R, rows, rows]; see `visibility`."""
+        return visibility(self.parents, depth)
+
     def cut(self, nodes: int) -> Tree:
         """Keep the first `nodes` nodes: the best tree of that size."""
         rows = nodes + 1

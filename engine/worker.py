@@ -88,8 +88,8 @@ def run(channel: Channel, config: EngineConfig) -> None:
     """
     # torch is imported only here: the config is judged, and a bad one reported, without it where possible.
     from engine.loop import Loop
+    from engine.request import Request
     from engine.runtime import build, resolve
-    from engine.scheduler import Request
 
     began = time.perf_counter()
     runtime = build(resolve(config))
@@ -120,7 +120,7 @@ def run(channel: Channel, config: EngineConfig) -> None:
 
 def warm_up(loop: Loop) -> None:
     """Run one short request through every path, so that the first client does not pay for first calls."""
-    from engine.scheduler import Request
+    from engine.request import Request
 
     reason = loop.submit(Request(id=-1, prompt=(0, 0, 0, 0), max_tokens=4))
     if reason is not None:

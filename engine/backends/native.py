@@ -33,6 +33,7 @@ VERSION = "0.1.0"  # pyproject.toml says the same; a test compares them
 CAPABILITIES: frozenset[str] = frozenset(
     {
         "dflash",
+        "ddtree",
         "attention.torch",
     }
 )

@@ -7,7 +7,9 @@ from typing import Protocol
 
 from torch import Tensor
 
+from engine import sampling
 from engine.kv_cache import KVCache, Reservation
+from engine.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -18,21 +20,34 @@ class DraftWork:
     kv_rows_read: int = 0
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """Drafted continuations of R requests.
+
+    `tokens` [R, rows] ids, the root first. `tree`: how the rows hang together; None is a chain. `probabilities`
+    [R, rows − 1, vocab]: what the drafted tokens were drawn from, when they were drawn.
+    """
+
+    tokens: Tensor
+    work: DraftWork
+    tree: Tree | None = None
+    probabilities: Tensor | None = None
+
+
 class Drafter(Protocol):
     """Proposes continuations of running requests, and learns what was committed."""
 
-    rows: int  # rows of a proposal, the root included: what verify computes for a request
+    rows: int  # most rows of a proposal or of the drafter's own forward: what a request reserves for a round
+    depth: int  # most drafted tokens a round can accept
     taps: tuple[int, ...]  # target layers whose residual stream `observe` wants
 
-    def propose(self, roots: Tensor, places: Reservation, cache: KVCache) -> tuple[Tensor, DraftWork]:
+    def propose(self, roots: Tensor, places: Reservation, draws: sampling.Batch | None, cache: KVCache) -> Proposal:
         """Propose.
 
         Args:
-            roots: [requests] newest token of each request, not yet in the cache.
+            roots: [R] newest token of each request, not yet in the cache.
             places: `rows` reserved rows a request.
-
-        Returns:
-            [requests, rows] token ids, the root first.
+            draws: how the requests sample; None when all are greedy.
         """
         ...
 

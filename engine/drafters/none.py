@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.drafters.base import DraftWork
+from engine import sampling
+from engine.drafters.base import DraftWork, Proposal
 from engine.kv_cache import KVCache, Reservation
 
 
@@ -12,11 +13,12 @@ class NoDrafter:
     """The empty proposal."""
 
     rows = 1
+    depth = 0
     taps: tuple[int, ...] = ()
 
-    def propose(self, roots: Tensor, places: Reservation, cache: KVCache) -> tuple[Tensor, DraftWork]:
-        """Return [requests, 1]; see `base.Drafter`."""
-        return roots[:, None], DraftWork()
+    def propose(self, roots: Tensor, places: Reservation, draws: sampling.Batch | None, cache: KVCache) -> Proposal:
+        """Return [R, 1]; see `base.Drafter`."""
+        return Proposal(roots[:, None], DraftWork())
 
     def observe(self, features: Tensor | None, positions: Tensor, write: Tensor, cache: KVCache) -> None:
         """Nothing to remember."""

@@ -66,15 +66,30 @@ class DraftModel:
         kv[:, :, 0] = self._position(keys, self.rotation[positions][:, None]).view(rows, layers, heads, dim)
         pool[:layers].index_copy_(1, write, kv.view(rows, layers, 2 * heads, dim).transpose(0, 1))
 
-    def forward(self, tokens: Tensor, rows: Rows, pool: Tensor) -> Tensor:
-        """Return normalised hidden states [N, hidden] of block rows (root token, then masks)."""
-        hidden, _ = self._stack(self._target.embed(tokens), rows, pool, layers=self.layers)
+    def forward(self, tokens: Tensor, rows: Rows, pool: Tensor, layers: int) -> Tensor:
+        """Return normalised hidden states [N, hidden] of block rows (root token, then masks) after `layers` layers."""
+        hidden, _ = self._stack(self._target.embed(tokens), rows, pool, layers=layers)
         return self._norm(hidden)
 
     def choose(self, hidden: Tensor) -> Tensor:
         """Return the likeliest target token [N] of hidden states [N, hidden]."""
         best = self._head(hidden).max(dim=-1).indices
         return best if self._to_target is None else self._to_target[best]
+
+    def likeliest(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities [N, k], descending, and target ids [N, k] of the k = min(count, vocabulary) best."""
+        logits = self._head(hidden)
+        best = logits.topk(min(count, logits.shape[-1]), dim=-1)
+        log_probs = best.values.double() - logits.double().logsumexp(dim=-1, keepdim=True)
+        return log_probs, best.indices if self._to_target is None else self._to_target[best.indices]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return logits over the target's vocabulary [N, vocab]; tokens the drafter cannot name get −inf."""
+        own = self._head(hidden)
+        if self._to_target is None:
+            return own
+        every = own.new_full((own.shape[0], self._target.shape.vocab), float("-inf"))
+        return every.index_copy_(1, self._to_target, own)
 
 
 def draft_shapes(shape: DraftShape) -> dict[str, tuple[int, ...]]:

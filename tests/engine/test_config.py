@@ -53,7 +53,7 @@ DESIGN = {
     "memory": {"kv_fraction", "kv_tokens", "page_size", "max_running", "prefill_chunk", "prefix_cache"},
     "attention": {"backend"},
     "backend": {"kind", "version"},
-    "draft": {"kind", "model", "block_size", "layers", "window", "simulate_accept"}
+    "draft": {"kind", "model", "block_size", "layers", "window", "sample", "simulate_accept"}
     | {"nodes", "width", "max_nodes", "by_running"},
 }
 

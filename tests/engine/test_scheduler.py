@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.scheduler import Request, Scheduler, cut
+from engine.request import Request
+from engine.scheduler import Scheduler, cut
 
 PAGE = 4
 ROWS = 3

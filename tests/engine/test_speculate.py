@@ -10,8 +10,8 @@ import torch
 from engine.bench import run_requests
 from engine.config import EngineConfig
 from engine.loop import Loop
+from engine.request import Request
 from engine.runtime import build, resolve
-from engine.scheduler import Request
 from tests.engine.tiny import make_draft, make_target, prompts
 
 SMOKE = Path(__file__).parent.parent / "data" / "smoke_pair"
@@ -175,3 +175,20 @@ def test_runs_on_cuda(pair: Path) -> None:
     loop = loop_of(pair, {"kind": "dflash", "block_size": 8})
     assert loop._engine.device.type == "cuda"
     assert run_requests(loop, chosen, 30).outputs == run_requests(loop_of(pair, {"kind": "none"}), chosen, 30).outputs
+
+
+@pytest.mark.parametrize(("nodes", "width"), [(7, None), (7, 1), (20, None), (20, 3)])
+def test_ddtree_text_equals_none_alone_and_in_a_mixed_batch(nodes: int, width: int | None) -> None:
+    chosen = smoke_prompts(16)
+    expected = run_requests(loop_of(SMOKE / "target", {"kind": "none"}), chosen, 40).outputs
+    draft = {"kind": "ddtree", "model": str(SMOKE / "draft"), "block_size": 8, "nodes": nodes, "width": width}
+    loop = loop_of(SMOKE / "target", draft)
+    assert run_requests(loop, chosen, 40).outputs == expected
+    for prompt, text in list(zip(chosen, expected, strict=True))[:4]:
+        assert run_requests(loop, [prompt], 40).outputs == (text,)
+    chain = loop_of(SMOKE / "target", {"kind": "dflash", "model": str(SMOKE / "draft"), "block_size": 8})
+    run_requests(chain, chosen, 40)
+    lengths = [each.stats().acceptance["accept_length"] for each in (loop, chain)]
+    assert all(isinstance(length, float) for length in lengths)
+    if width is None:
+        assert lengths[0] > lengths[1]  # a tree that is no better than its chain is built wrongly

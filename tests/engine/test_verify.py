@@ -10,10 +10,10 @@ from engine import verify
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.randoms(use_true_random=False))
-def test_greedy_equals_walking_the_chain(requests: int, rows: int, random: object) -> None:
+def test_chain_equals_walking_it(requests: int, rows: int, random: object) -> None:
     draw = lambda: [[random.randrange(3) for _ in range(rows)] for _ in range(requests)]  # type: ignore[attr-defined]  # noqa: E731
     proposal, choices = draw(), draw()
-    verdict = verify.greedy(torch.tensor(proposal), torch.tensor(choices))
+    verdict = verify.chain(torch.tensor(proposal), torch.tensor(choices))
     for request in range(requests):
         row = 0
         while row + 1 < rows and proposal[request][row + 1] == choices[request][row]:

@@ -16,7 +16,8 @@ class Span:
     `slots` [R, ≥ longest length]: KV slot of every position; `starts` [R]: tokens cached before this forward.
     The rows of request r take positions starts[r] … starts[r] + queries − 1. `contiguous`: first slot when R is 1
     and its slots follow one another, else None. `causal`: a row sees itself and what is before it; otherwise it
-    sees the whole block too (a DFlash draft block).
+    sees the whole block too (a DFlash draft block). `tree` [R, queries, queries]: which rows of its own request a
+    row sees, instead; all see the cached tokens.
     """
 
     slots: Tensor
@@ -24,6 +25,7 @@ class Span:
     queries: int
     contiguous: int | None
     causal: bool
+    tree: Tensor | None = None
 
     @property
     def longest(self) -> int:

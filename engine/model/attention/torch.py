@@ -67,21 +67,29 @@ class TorchAttention:
         )
 
     def _mask(self, span: Span, length: int) -> Tensor | None:
+        """Return what is hidden as -inf, [R, 1, rows, L] where rows is 1 or Q × groups; None when nothing is."""
         ragged = len(set(span.starts)) > 1
-        stairs = span.causal and span.queries > 1
-        if not ragged and not stairs:
+        if span.tree is None and not ragged and not (span.causal and span.queries > 1):
             return None
-        starts = torch.tensor(span.starts, device=self._device)
-        offsets = torch.arange(span.queries, device=self._device)
-        if not span.causal:
-            offsets = offsets.new_full((1,), span.queries - 1)
-        last = (starts[:, None] + offsets)[:, :, None]  # [R, Q or 1, 1]: last position a row sees
-        hidden = torch.arange(length, device=self._device) > last
+        hidden = self._hidden(span, length)
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         mask.masked_fill_(hidden, float("-inf"))
         if mask.shape[1] > 1:
             mask = mask.repeat_interleave(self._groups, dim=1)
         return mask[:, None]
+
+    def _hidden(self, span: Span, length: int) -> Tensor:
+        """Return which of L positions each row must not see, [R, Q or 1, L] bool."""
+        starts = torch.tensor(span.starts, device=self._device)[:, None, None]
+        place = torch.arange(length, device=self._device)
+        if span.tree is not None:
+            # Cached tokens are seen by all; a row of the block by its descendants; what lies behind by none.
+            own = (place - starts).expand(-1, span.queries, -1)
+            inside = span.tree.gather(2, own.clamp(0, span.queries - 1)) & (own < span.queries)
+            return ~((own < 0) | inside)
+        if not span.causal:
+            return place > starts + (span.queries - 1)
+        return place > starts + torch.arange(span.queries, device=self._device)[:, None]
 
     def _attend(self, query: Tensor, pool: Tensor, group: _Group) -> Tensor:
         requests, queries, length = group.requests, group.queries, group.length
