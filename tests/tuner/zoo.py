@@ -23,9 +23,11 @@ def main(path: str, modes: list[str]) -> None:
         note(path, subprocess.Popen(SLEEP, start_new_session=True).pid)
     if "cleaned" in modes:
         note(path, subprocess.Popen(SLEEP, env={}, start_new_session=True, close_fds=True).pid)
-    if "orphan" in modes and os.fork() == 0:
-        note(path, subprocess.Popen([sys.executable, "-I", "-S", "-c", STUBBORN], start_new_session=True).pid)
-        os._exit(0)
+    if "orphan" in modes:
+        if os.fork() == 0:
+            note(path, subprocess.Popen([sys.executable, "-I", "-S", "-c", STUBBORN], start_new_session=True).pid)
+            os._exit(0)
+        os.wait()
     if "deaf" in modes:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     if "polite" in modes:
