@@ -97,8 +97,9 @@ def test_kill_9_of_anybody_else_fails_the_trial_and_leaves_nothing(scene: Scene,
     assert any("SIGKILL" in line for line in record.failure.evidence)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("stage", ["launch", "load"])
+@pytest.mark.parametrize(
+    ("stage", "number"), [("launch", signal.SIGINT), ("load", signal.SIGINT), ("load", signal.SIGTERM)]
+)
 def test_ctrl_c_ends_cleanly(scene: Scene, stage: str, number: int) -> None:
     """SIGTERM ends the controller without any goodbye; Ctrl-C lets it leave its blocks."""
     scene.wait_for(stage)
