@@ -65,11 +65,17 @@ def why_stop(budget: Budget, ledger: Ledger, gpus: int, kept_back: float = 0.0, 
     return None
 
 
-def seconds_left(budget: Budget, ledger: Ledger) -> float | None:
-    """Return how long the search will go on, None while nothing is known."""
+def seconds_left(budget: Budget, ledger: Ledger, confirmations: int | None = None) -> float | None:
+    """Return how long search and confirmation will go on, None while nothing is known.
+
+    `confirmations`: how many are still to come once the search is over; None while it goes on.
+    """
     ends = []
     if budget.wall is not None:
         ends.append(max(0.0, budget.wall - ledger.seconds))
-    if budget.trials is not None and ledger.trial_seconds is not None:
-        ends.append(max(0, budget.trials - ledger.launched) * ledger.trial_seconds)
+    if ledger.trial_seconds is not None:
+        if confirmations is not None:
+            ends.append(confirmations * ledger.trial_seconds)
+        elif budget.trials is not None:
+            ends.append((max(0, budget.trials - ledger.launched) + CONFIRMED) * ledger.trial_seconds)
     return min(ends, default=None)

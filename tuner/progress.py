@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tuner.durations import format_duration
 from tuner.labels import clean, label, number
-from tuner.records import Event, Level, TrialRecord, TrialSpec
+from tuner.records import Event, Level, TrialRecord, TrialSpec, metric_of
 from tuner.space import FloatRange, Space
 from tuner.study import Progress, describe
 
@@ -73,12 +73,12 @@ class Watcher:
         self._progress = progress
         config = label(record.config, self._paths)
         again = f" of #{record.of}" if record.of is not None else ""
-        head = f"#{record.trial:<3d} {record.role + again:<14} {config:<40} "
+        head = f"#{record.trial:<3d} {record.role + again:<14} {config:<34} "
         if record.failure is not None:
             words = "refused" if record.state == "infeasible" else "failed"
             self._say(f"{head} {words}: {describe(record.failure)}", style="yellow")
             return
-        levels = "  ".join(f"c={level.concurrency}: {self._level(level)}" for level in record.levels)
+        levels = "  ".join(f"c={level.concurrency} {self._level(level)}" for level in record.levels)
         took = format_duration(sum(record.seconds.values()))
         self._say(f"{head} {levels}  ({took})")
 
@@ -90,7 +90,7 @@ class Watcher:
 
     def _level(self, level: Level) -> str:
         names = [objective.metric for objective in self._space.file.objectives]
-        return ", ".join(f"{_short(name)} {number(level.metrics.get(name))}" for name in names)
+        return ", ".join(_reading(name, level.metrics.get(name)) for name in names)
 
     def _where(self, progress: Progress) -> str:
         done = f"{progress.launched} of {progress.trials}" if progress.trials else f"{progress.launched}"
@@ -121,6 +121,7 @@ class Watcher:
             self._console.file.flush()
 
 
-def _short(name: str) -> str:
-    """Return a metric's name as a reader of a log wants it: `tpot 7.1` is in ms by its unit."""
-    return name.removesuffix("_p50")
+def _reading(name: str, value: float | None) -> str:
+    """Return a measured value with its unit, and with its name where the unit does not tell: `7.1 ms/tok`."""
+    unit = metric_of(name).unit.replace("tokens", "tok").replace("token", "tok")
+    return f"{number(value)} {unit}" if "/" in unit else f"{name} {number(value)} {unit}"

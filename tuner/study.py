@@ -121,6 +121,7 @@ class Search:
         self._earlier = sum(trial_seconds(record) for record in self._records)
         self._durations = [trial_seconds(r) for r in self._records if r.state != "infeasible"]
         measured = self._budget.trials or 32
+        self._confirmations: int | None = None  # still to come, once the search is over
         self._brain = Brain(space, refusals, startup=max(4, min(10, measured // 3)))
         for record in self._records:
             self._brain.tell(record)
@@ -177,7 +178,9 @@ class Search:
 
     def _confirm(self, journal: Journal) -> None:
         """Measure the best configurations again, one after another, next to the baseline."""
-        for trial in self._to_confirm():
+        chosen = self._to_confirm()
+        for index, trial in enumerate(chosen):
+            self._confirmations = len(chosen) - index
             stop = why_stop(self._budget, self._ledger(), self._gpus_of_next(), count=False)
             if stop is not None:
                 self._observer.note(f"Confirmation ends: {stop}.")
@@ -277,7 +280,7 @@ class Search:
             launched=ledger.launched,
             trials=self._budget.trials,
             seconds=ledger.seconds,
-            left=seconds_left(self._budget, ledger),
+            left=seconds_left(self._budget, ledger, self._confirmations),
         )
 
     def _gpus_of_next(self) -> int:

@@ -49,7 +49,8 @@ def test_the_confirmation_gets_three_trials_but_at_most_a_fifth() -> None:
 
 
 def test_what_is_left_is_the_nearer_limit() -> None:
-    assert seconds_left(Budget(trials=10, wall=1000.0), ledger(3)) == 70.0
+    assert seconds_left(Budget(trials=10, wall=1000.0), ledger(3)) == 100.0
+    assert seconds_left(Budget(trials=10, wall=1000.0), ledger(3), 2) == 20.0
     assert seconds_left(Budget(trials=10, wall=50.0), ledger(3, seconds=30.0)) == 20.0
     assert seconds_left(Budget(wall=50.0), ledger(3, seconds=80.0)) == 0.0
 
