@@ -47,7 +47,7 @@ class Generation(BaseModel):
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
     stop: StrictStr | Annotated[list[StrictStr], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
-    seed: StrictInt | None = None
+    seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**64)] | None = None
     temperature: Annotated[Real, Field(ge=0, le=100)] | None = None
     top_p: Annotated[Real, Field(gt=0, le=1)] | None = None
     top_k: Annotated[StrictInt, Field(ge=-1, lt=2**31)] | None = None

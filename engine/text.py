@@ -17,6 +17,7 @@ from tokenizers.decoders import ByteLevel
 
 from engine.chat import ChatTemplate
 from engine.errors import ModelError
+from engine.request import GREEDY, Sampling
 
 REPLACEMENT = "\ufffd"
 # A UTF-8 character has at most four bytes, so a fourth unfinished token in a row is not one character.
@@ -252,12 +253,30 @@ def _eos(*documents: dict[str, Any]) -> tuple[int, ...]:
     return ()
 
 
+def _sampling(generation: dict[str, Any], path: Path) -> Sampling:
+    """Return the default way to draw; a file without `do_sample: true` means greedy.
+
+    Raises:
+        ModelError: a value that is no number in its range.
+    """
+    if generation.get("do_sample") is not True:
+        return GREEDY
+    found = [generation.get(name) for name in ("temperature", "top_k", "top_p")]
+    numbers = [1.0 if value is None else value for value in found]
+    temperature, top_p = numbers[0], numbers[2]
+    top_k = 0 if found[1] is None else found[1]
+    fine = all(isinstance(n, int | float) and not isinstance(n, bool) for n in (temperature, top_k, top_p))
+    if not fine or temperature < 0 or not 0 < top_p <= 1 or int(top_k) != top_k:
+        raise ModelError(f"{path}: temperature, top_k and top_p must be numbers in their ranges; correct the file")
+    return Sampling(float(temperature), max(0, int(top_k)), float(top_p))
+
+
 class Text:
     """Everything textual about a target: made once, shared by all requests.
 
     Attributes:
         eos: token ids that end a text.
-        samples: the target's generation_config.json samples by default.
+        sampling: how a request without a temperature draws, by the target's generation_config.json.
         vocab_size: token ids are below this.
         chat: the chat template, or None when the target has none.
     """
@@ -285,7 +304,7 @@ class Text:
         inner = config.get("text_config")
         shapes = [config, inner] if isinstance(inner, dict) else [config]
         self.eos = _eos(generation, *shapes)
-        self.samples = generation.get("do_sample") is True
+        self.sampling = _sampling(generation, folder / "generation_config.json")
         sizes = [size for shape in shapes if isinstance(size := shape.get("vocab_size"), int)]
         self.vocab_size = sizes[0] if sizes else self._tokenizer.get_vocab_size()
         self.chat = ChatTemplate.read(folder, options)

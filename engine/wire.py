@@ -21,6 +21,10 @@ class Submit:
     prompt: tuple[int, ...]
     max_tokens: int
     eos: tuple[int, ...]  # token ids that end the text; empty when the client ignores them
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 does not limit
+    top_p: float = 1.0
+    seed: int = 0
 
 
 @dataclass(frozen=True)

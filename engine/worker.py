@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from engine.errors import EngineError, Exit, OutOfMemory
+from engine.request import Request, Sampling
 from engine.runtime import end_with_parent
 from engine.wire import Ask, Cancel, Drain, Fatal, Frame, Info, LineBuffer, Ready, Submit, Tokens, encode
 
@@ -88,7 +89,6 @@ def run(channel: Channel, config: EngineConfig) -> None:
     """
     # torch is imported only here: the config is judged, and a bad one reported, without it where possible.
     from engine.loop import Loop
-    from engine.request import Request
     from engine.runtime import build, resolve
 
     began = time.perf_counter()
@@ -102,10 +102,10 @@ def run(channel: Channel, config: EngineConfig) -> None:
             return
         for frame in channel.receive(None if loop.idle else 0):
             match frame:
-                case Submit(number, prompt, max_tokens, eos):
-                    reason = loop.submit(Request(number, prompt, max_tokens, eos))
+                case Submit():
+                    reason = loop.submit(_request(frame))
                     if reason is not None:
-                        channel.send(Tokens(number, (), "error", error=reason))
+                        channel.send(Tokens(frame.id, (), "error", error=reason))
                 case Cancel(number):
                     loop.cancel(number)
                 case Ask(number):
@@ -118,10 +118,13 @@ def run(channel: Channel, config: EngineConfig) -> None:
             channel.send(*(Tokens(each.id, each.tokens, each.finish, each.verify_count) for each in loop.advance()))
 
 
+def _request(frame: Submit) -> Request:
+    sampling = Sampling(frame.temperature, frame.top_k, frame.top_p, frame.seed)
+    return Request(frame.id, frame.prompt, frame.max_tokens, frame.eos, sampling)
+
+
 def warm_up(loop: Loop) -> None:
     """Run one short request through every path, so that the first client does not pay for first calls."""
-    from engine.request import Request
-
     reason = loop.submit(Request(id=-1, prompt=(0, 0, 0, 0), max_tokens=4))
     if reason is not None:
         raise OutOfMemory(f"not even a request of four tokens fits: {reason}")

@@ -224,7 +224,7 @@ class Api:
         arrived = time.monotonic()
         body: CompletionBody = await self._read(exchange, CompletionBody)
         text = self._loaded()
-        check_supported(body, text.samples)
+        check_supported(body)
         prompt = body.prompt
         if isinstance(prompt, list) and isinstance(prompt[0], str | list):
             prompt = prompt[0]
@@ -235,7 +235,7 @@ class Api:
         arrived = time.monotonic()
         body: ChatBody = await self._read(exchange, ChatBody)
         text = self._loaded()
-        check_supported(body, text.samples)
+        check_supported(body)
         if text.chat is None:
             raise Refused(400, "this model has no chat template, use /v1/completions", param="messages")
         options = (body.model_extra or {}).get("chat_template_kwargs") or {}
@@ -257,10 +257,10 @@ class Api:
         self, exchange: Exchange, shape: Shape, body: CompletionBody | ChatBody, ids: list[int], arrived: float
     ) -> None:
         text = self._loaded()
-        wanted = job(body, ids, self._context, text.vocab_size, text.eos)
+        wanted = job(body, ids, self._context, text)
         writer = Writer(shape, self._name, wanted.prompt, wanted.token_ids)
         tally = Tally(len(ids))
-        with self.engine.submit(wanted.prompt, wanted.max_tokens, wanted.eos, arrived) as stream:
+        with self.engine.submit(wanted.prompt, wanted.max_tokens, wanted.eos, wanted.sampling, arrived) as stream:
             watch = asyncio.create_task(exchange.gone())
             watch.add_done_callback(lambda _: stream.fail(ClientGone()))
             reason = "aborted"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,6 +13,8 @@ from pydantic_core import from_json
 from engine.config import explain_paths
 from engine.front.exchange import Refused
 from engine.protocol import ChatBody, CompletionBody, Generation
+from engine.request import GREEDY, Sampling
+from engine.text import Text
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 MAX_STOP_CHARACTERS = 1024
@@ -79,6 +82,7 @@ class Job:
     include_usage: bool
     continuous_usage: bool
     token_ids: bool
+    sampling: Sampling
 
 
 def parse(raw: bytes, kind: type[Body]) -> Body:
@@ -105,20 +109,12 @@ def parse(raw: bytes, kind: type[Body]) -> Body:
         raise Refused(400, f"{path or 'body'}: {message}"[:MESSAGE_WIDTH], param=name or None) from None
 
 
-def check_supported(body: Generation, samples_by_default: bool) -> None:
+def check_supported(body: Generation) -> None:
     """Refuse what would change the output and is not built.
-
-    Args:
-        samples_by_default: the target's generation_config.json says do_sample.
 
     Raises:
         Refused: 400, naming the field.
     """
-    if body.temperature is None and samples_by_default:
-        message = "not yet: the target's generation_config.json samples by default and only greedy decoding is built"
-        raise Refused(400, f"{message}; pass temperature 0", param="temperature")
-    if body.temperature:
-        raise Refused(400, "not yet: sampling is not built, pass temperature 0", param="temperature")
     if isinstance(body, CompletionBody):
         if body.echo:
             raise Refused(400, "not yet: echo is not built", param="echo")
@@ -143,15 +139,26 @@ def too_long(prompt: str, context: int) -> Refused:
     )
 
 
-def job(
-    body: CompletionBody | ChatBody, prompt: Sequence[int], context: int, vocab_size: int, eos: tuple[int, ...]
-) -> Job:
+def sampling_of(body: Generation, default: Sampling) -> Sampling:
+    """Return how a request draws; what it leaves out is the target's default, a missing seed is drawn."""
+    temperature = default.temperature if body.temperature is None else body.temperature
+    if temperature == 0:
+        return GREEDY
+    return Sampling(
+        temperature,
+        default.top_k if body.top_k is None else max(0, body.top_k),
+        default.top_p if body.top_p is None else body.top_p,
+        secrets.randbits(63) if body.seed is None else body.seed,
+    )
+
+
+def job(body: CompletionBody | ChatBody, prompt: Sequence[int], context: int, text: Text) -> Job:
     """Return what to submit.
 
     Args:
         prompt: token ids.
         context: longest prompt plus output, in tokens; the output is clipped to it (finish reason "length").
-        eos: what ends a text unless the request ignores it.
+        text: the target's vocabulary, its ends of text and its defaults.
 
     Raises:
         Refused: 400, an empty or too long prompt, or a token id outside the vocabulary.
@@ -161,8 +168,8 @@ def job(
     if len(prompt) > context - 1:
         raise too_long(f"{len(prompt)} tokens", context)
     highest = max(prompt)
-    if highest >= vocab_size:
-        raise Refused(400, f"token id {highest} is outside the vocabulary of {vocab_size}", param="prompt")
+    if highest >= text.vocab_size:
+        raise Refused(400, f"token id {highest} is outside the vocabulary of {text.vocab_size}", param="prompt")
     asked: int | None
     if isinstance(body, ChatBody):
         asked = body.max_completion_tokens or body.max_tokens
@@ -173,10 +180,11 @@ def job(
     return Job(
         prompt=tuple(prompt),
         max_tokens=room if asked is None else min(asked, room),
-        eos=() if body.ignore_eos else eos,
+        eos=() if body.ignore_eos else text.eos,
         stops=body.stops,
         stream=body.stream,
         include_usage=options is not None and options.include_usage,
         continuous_usage=options is not None and options.continuous_usage_stats,
         token_ids=body.return_token_ids,
+        sampling=sampling_of(body, text.sampling),
     )

@@ -12,6 +12,7 @@ from engine import wire
 from engine.errors import Exit
 from engine.front.metrics import Meters
 from engine.front.process import EngineProcess
+from engine.request import Sampling
 
 
 class EngineGone(Exception):
@@ -171,7 +172,9 @@ class Engine(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(wire.encode(frame))
 
-    def submit(self, prompt: Sequence[int], max_tokens: int, eos: Sequence[int], arrived: float) -> Stream:
+    def submit(
+        self, prompt: Sequence[int], max_tokens: int, eos: Sequence[int], sampling: Sampling, arrived: float
+    ) -> Stream:
         """Queue a request.
 
         Raises:
@@ -182,7 +185,8 @@ class Engine(asyncio.Protocol):
         self._next += 1
         stream = self._streams[self._next] = Stream(self, self._next, arrived)
         self._empty.clear()
-        self._send(wire.Submit(self._next, tuple(prompt), max_tokens, tuple(eos)))
+        how = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
+        self._send(wire.Submit(self._next, tuple(prompt), max_tokens, tuple(eos), *how))
         self._meters.prompt(len(prompt))
         return stream
 

@@ -110,7 +110,11 @@ class Maker:
 
     def _body(self, path: str) -> dict[str, Any]:
         text = self._random.choice(["hello", "the the", "é漢字", "a b c"])
-        body: dict[str, Any] = {"model": self._model, "max_tokens": self._random.randint(1, 4), "temperature": 0}
+        body: dict[str, Any] = {
+            "model": self._model,
+            "max_tokens": self._random.randint(1, 4),
+            "temperature": self._random.choice([0, 0.7]),
+        }
         if path == PATHS[0]:
             return body | {"prompt": text}
         return body | {"messages": [{"role": "user", "content": text}]}

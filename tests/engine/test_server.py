@@ -244,7 +244,6 @@ def test_eos(client: httpx.Client) -> None:
     ("body", "status", "words", "param"),
     [
         ({"prompt": "a", "model": "other"}, 404, "'other' does not exist", "model"),
-        ({"prompt": "a", "temperature": 0.7}, 400, "not yet: sampling", "temperature"),
         ({"prompt": "a", "temperature": "hot"}, 400, "temperature: a number is meant", "temperature"),
         ({"prompt": "a", "logprobs": 0}, 400, "not yet: logprobs", "logprobs"),
         ({"prompt": "a", "echo": True}, 400, "not yet: echo", "echo"),
@@ -373,9 +372,7 @@ def test_errors_of_the_engine(tmp_path: Path) -> None:
         assert choice(ask(client, prompt="hello", max_tokens=3))["text"] == "hello" * 3
 
 
-def test_a_target_that_samples_by_default(tmp_path: Path) -> None:
-    folder = text_folder(tmp_path / "m", chat=False, do_sample=True)
-    with fake(folder) as served, served.client() as client:
-        refused(ask(client, prompt="a"), 400, "pass temperature 0", "temperature")
-        assert choice(ask(client, prompt="hello", temperature=0, max_tokens=1))["text"] == "hello"
-        refused(ask(client, messages=[{"role": "user", "content": "a"}], temperature=0), 400, "no chat template")
+def test_a_target_without_a_chat_template(tmp_path: Path) -> None:
+    with fake(text_folder(tmp_path / "m", chat=False)) as served, served.client() as client:
+        assert choice(ask(client, prompt="hello", max_tokens=1))["text"] == "hello"
+        refused(ask(client, messages=[{"role": "user", "content": "a"}]), 400, "no chat template")

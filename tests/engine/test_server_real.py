@@ -146,7 +146,10 @@ def test_openai_client(drafted: Served) -> None:
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="other", prompt="a")
     with pytest.raises(openai.BadRequestError, match="not yet"):
-        client.completions.create(model=TARGET, prompt="a", temperature=0.5)
+        client.completions.create(model=TARGET, prompt="a", logprobs=1)
+    drawn = [client.completions.create(model=TARGET, prompt="a", temperature=1.0, seed=seed) for seed in (1, 1, 2)]
+    texts = [each.choices[0].text for each in drawn]
+    assert texts[0] == texts[1] != texts[2]
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model=TARGET, prompt=[5] * 5000)
 

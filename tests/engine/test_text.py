@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from engine.chat import ChatError, ChatTemplate
 from engine.errors import ModelError
+from engine.request import Sampling
 from engine.text import (
     ByteDetokenizer,
     Decoder,
@@ -198,14 +199,14 @@ def test_long_stop_strings_cost_linear_time() -> None:
 def test_defaults_of_a_folder(tmp_path: Path) -> None:
     text = load_text(text_folder(tmp_path / "a"))
     assert text.eos == (EOS,)
-    assert (text.samples, text.vocab_size) == (False, 300)
+    assert (text.sampling.greedy, text.vocab_size) == (True, 300)
     assert text.encode("hello the") == tiny_tokenizer().encode("hello the").ids
     assert text.decode([*text.encode("hello the"), EOS]) == "hello the"
     folder = text_folder(tmp_path / "b", do_sample=True)
-    (folder / "generation_config.json").write_text('{"do_sample": true}')
+    (folder / "generation_config.json").write_text('{"do_sample": true, "temperature": 0.6, "top_k": 20}')
     (folder / "config.json").write_text('{"text_config": {"eos_token_id": [7, 9], "vocab_size": 12}}')
     nested = load_text(folder)
-    assert (nested.eos, nested.samples, nested.vocab_size) == ((7, 9), True, 12)
+    assert (nested.eos, nested.sampling, nested.vocab_size) == ((7, 9), Sampling(0.6, 20), 12)
 
 
 @pytest.mark.parametrize(
