@@ -257,12 +257,15 @@ def _ask(out: Console, space: Space, pruning: Pruning, checks: StaticChecks) -> 
 
 def _run(opened: Session, out: Console) -> None:
     from tuner import session
+    from tuner.dryrun import heading
     from tuner.executors.local import LocalExecutor
     from tuner.progress import Watcher
     from tuner.tables import ending
 
     signal.signal(signal.SIGTERM, _interrupt)
     path = opened.folder.path
+    for line in heading(opened.space, opened.pruning, opened.checks, str(path)):
+        out.print(line, markup=False, soft_wrap=True)
     try:
         with Watcher(out, opened.pruning.space) as watcher:
             outcome = session.search(opened, LocalExecutor(), watcher)
@@ -288,6 +291,9 @@ def main() -> None:
         raise SystemExit(int(error.exit)) from None
     except KeyboardInterrupt:
         raise SystemExit(int(Exit.INTERRUPTED)) from None
+    except SystemExit as leaving:
+        # Typer turns Ctrl-C and a declined question into status 1, which nothing else here uses.
+        raise SystemExit(int(Exit.INTERRUPTED) if leaving.code == 1 else leaving.code) from None
     except BrokenPipeError:
         raise SystemExit(0) from None  # the reader, such as `head`, has seen enough
 

@@ -92,6 +92,17 @@ def view(space: Space, pruning: Pruning, checks: StaticChecks) -> RenderableType
     return Group(*parts)
 
 
+def heading(space: Space, pruning: Pruning, checks: StaticChecks, folder: str) -> Iterator[str]:
+    """Yield what a search says first: what is searched, where, and what this machine leaves out."""
+    if pruning.feasible is not None:
+        points = f"{pruning.feasible} of {pruning.points} points can run here"
+    else:
+        points = f"{pruning.points} points" if pruning.points is not None else "a continuous space"
+    yield f"{space.file.study.name}: {points}; {_machine(checks)}; {folder}"
+    for dropped in pruning.dropped:
+        yield f"  left out: {dropped.path} = {plain(dropped.value)}: {dropped.reason}"
+
+
 def _machine(checks: StaticChecks) -> str:
     machine = checks.machine
     what = f"{machine.devices} × {machine.name}" if machine.kind == "cuda" else f"{machine.name}, {machine.cores} cores"

@@ -65,6 +65,8 @@ def plain(value: Any) -> str:
     """Return a value without quotes and brackets where they say nothing."""
     if isinstance(value, list | tuple):
         return "/".join(plain(item) for item in value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {plain(item)}" for key, item in value.items())
     if value is None:
         return "default"
     if isinstance(value, bool):

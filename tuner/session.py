@@ -61,20 +61,37 @@ def begin(space: Space, results: Path, argv: list[str], *, trials: int | None, f
     if isinstance(found := pruning.space.baseline(checks), Infeasible):
         raise UsageError(f"{space.source}: the baseline cannot run here: {'; '.join(found.reasons)}")
     folder = StudyFolder(results / space.file.study.name)
-    if folder.is_complete():
-        if not fresh:
+    if fresh and folder.is_complete():
+        with folder.lock():  # nobody is running it
+            keep_aside(folder)
+    provenance = describe_now(space, argv) | {"trials": trials}
+    with _claimed(folder):
+        folder.create(space.text, provenance)
+    return Session(folder, with_trials(space, trials), pruning_for(pruning, trials), checks)
+
+
+@contextlib.contextmanager
+def _claimed(folder: StudyFolder) -> Iterator[None]:
+    """Hold a folder in which a study is to be made.
+
+    Raises:
+        StudyError: it holds a study, or something else, or cannot be made.
+    """
+    try:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        names = {path.name for path in folder.path.iterdir() if not path.name.startswith(".")}
+        foreign = not folder.space.is_file() and names - {"logs"}
+    except OSError as error:
+        raise StudyError(f"{folder.path}: cannot be made: {error.strerror or error}") from error
+    if foreign:
+        raise StudyError(f"{folder.path}: exists and is no study; choose another study.name or --results")
+    with folder.lock():
+        if folder.is_complete():
             raise StudyError(
                 f"{folder.path}: holds a study already; go on with `tuner resume {folder.path}`, "
                 "or keep it aside and start anew with --fresh"
             )
-        with folder.lock():
-            pass  # nobody is running it
-        keep_aside(folder)
-    elif folder.path.exists() and any(folder.path.iterdir()) and not folder.space.is_file():
-        raise StudyError(f"{folder.path}: exists and is no study; choose another study.name or --results")
-    provenance = describe_now(space, argv) | {"trials": trials}
-    folder.create(space.text, provenance)
-    return Session(folder, with_trials(space, trials), pruning_for(pruning, trials), checks)
+        yield
 
 
 def pruning_for(pruning: Pruning, trials: int | None) -> Pruning:

@@ -47,6 +47,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_search_says_what_it_does_and_how_to_serve_the_winner(study: Path) -> None:
     said = (study / "output.txt").read_text()
+    assert said.startswith("small: 13 of 50 points can run here")
+    assert "left out: draft.layers = 3: draft.layers: the drafter has 2 layers, not 3" in said
     assert "trial 0 (baseline): none" in said
     assert "trial 0: load c=8: 13.5 ms/tok, 593 tok/s" in said
     assert "4 of 5 trials done after" in said
