@@ -34,7 +34,7 @@ class Loop:
         self._tally = Tally(
             target_kv_bytes=_pool_bytes(self._engine.cache.target),
             draft_kv_bytes=_pool_bytes(self._engine.cache.draft),
-            drafted=self._engine.drafter.rows - 1,
+            drafted=self._engine.drafter.depth,
         )
 
     def submit(self, request: Request) -> str | None:
@@ -65,7 +65,7 @@ class Loop:
         for admission in batch.admitted:
             cache.admit(admission.id, admission.tokens)
         output = step(batch, self._engine)
-        progress = self._scheduler.apply(batch, output.tokens)
+        progress = self._scheduler.apply(batch, output.tokens, output.scores, output.prompt_scores)
         for done in progress:
             if done.finish is not None:
                 cache.release(done.id)

@@ -54,6 +54,7 @@ class Generation(BaseModel):
     n: Annotated[StrictInt, Field(ge=1, le=1)] | None = None
     ignore_eos: StrictBool = False
     return_token_ids: StrictBool = False
+    return_tokens_as_token_ids: StrictBool = False
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -29,6 +29,17 @@ GREEDY = Sampling()
 
 
 @dataclass(frozen=True)
+class Scored:
+    """How likely the target finds one token, and its likeliest alternatives, best first: natural logarithms.
+
+    Before temperature, top-k and top-p: the target's own distribution.
+    """
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Request:
     """One prompt to continue."""
 
@@ -37,3 +48,5 @@ class Request:
     max_tokens: int
     eos: tuple[int, ...] = ()
     sampling: Sampling = GREEDY
+    logprobs: int | None = None  # score every token, with so many alternatives
+    echo: bool = False  # score the prompt too; with `logprobs`

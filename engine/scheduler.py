@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
-from engine.request import GREEDY, Request, Sampling
+from engine.request import Request, Scored
 
 
 @dataclass(frozen=True)
@@ -21,19 +22,28 @@ class Admission:
 class Chunk:
     """The next tokens of a prompt; `last` when its end is reached and a first token comes out."""
 
-    id: int
+    request: Request
     tokens: tuple[int, ...]
     last: bool
-    sampling: Sampling = GREEDY
+    after: int | None = None  # the prompt token behind them, for scoring
+
+    @property
+    def id(self) -> int:
+        """The request's id."""
+        return self.request.id
 
 
 @dataclass(frozen=True)
 class Decode:
     """A request in its decode phase; `root` is its newest token, not yet in the cache."""
 
-    id: int
+    request: Request
     root: int
-    sampling: Sampling = GREEDY
+
+    @property
+    def id(self) -> int:
+        """The request's id."""
+        return self.request.id
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,8 @@ class Progress:
     tokens: tuple[int, ...]
     finish: str | None
     verify_count: int
+    scores: tuple[Scored, ...] = ()  # of the tokens, when the request asked
+    prompt_scores: tuple[Scored, ...] = ()  # of the prompt tokens that this step computed, likewise
 
 
 @dataclass
@@ -114,28 +126,41 @@ class Scheduler:
             admitted=admitted,
             prefill=self._chunks(),
             decode=tuple(
-                Decode(number, running.root, running.request.sampling)
-                for number, running in self._running.items()
-                if running.root is not None
+                Decode(running.request, running.root) for running in self._running.values() if running.root is not None
             ),
         )
 
-    def apply(self, batch: Batch, produced: Mapping[int, tuple[int, ...]]) -> tuple[Progress, ...]:
-        """Advance by one step's tokens; finished requests leave, and the caller must release their cache."""
+    def apply(
+        self,
+        batch: Batch,
+        produced: Mapping[int, tuple[int, ...]],
+        scores: Mapping[int, tuple[Scored, ...]] = MappingProxyType({}),
+        prompt_scores: Mapping[int, tuple[Scored, ...]] = MappingProxyType({}),
+    ) -> tuple[Progress, ...]:
+        """Advance by one step's tokens; finished requests leave, and the caller must release their cache.
+
+        `scores` has one entry a token of a request that asked for them, `prompt_scores` one a scored prompt token.
+        """
         for chunk in batch.prefill:
             if chunk.id in self._running:
                 self._running[chunk.id].prefilled += len(chunk.tokens)
         decoded = {decode.id for decode in batch.decode}
         progress = []
-        for number, tokens in produced.items():
+        for number in {**produced, **prompt_scores}:
             running = self._running.get(number)
             if running is None:
                 continue  # cancelled while the step ran
             running.verify_count += number in decoded
-            kept, finish = cut(tokens, running.request.max_tokens - running.generated, running.request.eos)
-            running.generated += len(kept)
-            running.root = kept[-1]
-            progress.append(Progress(number, kept, finish, running.verify_count))
+            kept: tuple[int, ...] = ()
+            finish: str | None = None
+            if number in produced:
+                kept, finish = cut(
+                    produced[number], running.request.max_tokens - running.generated, running.request.eos
+                )
+                running.generated += len(kept)
+                running.root = kept[-1]
+            own = scores.get(number, ())[: len(kept)]
+            progress.append(Progress(number, kept, finish, running.verify_count, own, prompt_scores.get(number, ())))
             if finish is not None:
                 del self._running[number]
         return tuple(progress)
@@ -155,15 +180,16 @@ class Scheduler:
 
     def _chunks(self) -> tuple[Chunk, ...]:
         budget, chunks = self.prefill_chunk, []
-        for number, running in self._running.items():
+        for running in self._running.values():
             prompt = running.request.prompt
             if budget == 0:
                 break
             if running.prefilled < len(prompt):
                 end = min(len(prompt), running.prefilled + budget)
                 budget -= end - running.prefilled
-                tokens, last = prompt[running.prefilled : end], end == len(prompt)
-                chunks.append(Chunk(number, tokens, last, running.request.sampling))
+                last = end == len(prompt)
+                after = None if last else prompt[end]
+                chunks.append(Chunk(running.request, prompt[running.prefilled : end], last, after))
         return tuple(chunks)
 
 

@@ -15,18 +15,18 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from engine import sampling, verify
+from engine import sampling, scoring, verify
 from engine.drafters.base import Drafter, DraftWork, Proposal
 from engine.kv_cache import KVCache, Reservation
 from engine.model.attention.base import Attention
 from engine.model.layers import Rows
 from engine.model.target import Target
-from engine.request import Sampling
+from engine.request import Request, Scored
 from engine.scheduler import Batch, Chunk
 
 
@@ -44,7 +44,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Scored:
+class Forward:
     """What the target says of rows: logits [R, rows, vocab], features by row, KV positions one layer read."""
 
     logits: Tensor
@@ -73,21 +73,21 @@ class StepOutput:
 
     tokens: dict[int, tuple[int, ...]]
     work: Work
+    scores: dict[int, tuple[Scored, ...]] = field(default_factory=dict)  # of those tokens, where asked for
+    prompt_scores: dict[int, tuple[Scored, ...]] = field(default_factory=dict)
 
 
 @torch.inference_mode()
 def step(batch: Batch, engine: Engine) -> StepOutput:
     """Run one step: the prompts' next chunks, then one decode round of all running requests."""
     marks = [time.perf_counter()]
-    first, prefill_kv_rows = prefill(batch.prefill, engine)
+    prompts = prefill(batch.prefill, engine)
     marks.append(time.perf_counter())
-    prefill_rows = sum(len(chunk.tokens) for chunk in batch.prefill)
     if not batch.decode:
-        work = Work(prefill_rows=prefill_rows, prefill_kv_rows_read=prefill_kv_rows, seconds=_laps(marks))
-        return StepOutput(first, work)
+        return replace(prompts, work=replace(prompts.work, seconds=_laps(marks)))
     ids = [decode.id for decode in batch.decode]
     roots = torch.tensor([decode.root for decode in batch.decode], device=engine.device)
-    draws = _draws([decode.sampling for decode in batch.decode], engine)
+    draws = _draws([decode.request for decode in batch.decode], engine)
 
     places = engine.cache.reserve(ids, engine.drafter.rows)
     proposal = engine.drafter.propose(roots, places, draws, engine.cache)
@@ -103,24 +103,26 @@ def step(batch: Batch, engine: Engine) -> StepOutput:
     commit(verdict, scored.features, places, engine)
     marks.append(time.perf_counter())
 
-    work = Work(
+    work = replace(
+        prompts.work,
         requests=len(ids),
         target_rows=proposal.tokens.numel(),
         draft=proposal.work,
         context_rows=sum(map(len, verdict.rows)) if engine.drafter.taps else 0,
         target_kv_rows_read=scored.kv_rows_read,
-        prefill_rows=prefill_rows,
-        prefill_kv_rows_read=prefill_kv_rows,
         accepted=verdict.accepted,
         seconds=_laps(marks),
     )
-    return StepOutput(first | dict(zip(ids, verdict.tokens, strict=True)), work)
+    made = StepOutput(
+        dict(zip(ids, verdict.tokens, strict=True)), work, scoring.of_round(batch.decode, verdict, scored.logits)
+    )
+    return StepOutput(prompts.tokens | made.tokens, work, prompts.scores | made.scores, prompts.prompt_scores)
 
 
-def prefill(chunks: Sequence[Chunk], engine: Engine) -> tuple[dict[int, tuple[int, ...]], int]:
-    """Compute prompt chunks in one forward; return the first token of each prompt that ends, and KV rows read."""
+def prefill(chunks: Sequence[Chunk], engine: Engine) -> StepOutput:
+    """Compute prompt chunks in one forward; a prompt that ends gives its first token."""
     if not chunks:
-        return {}, 0
+        return StepOutput({}, Work())
     reserved = [engine.cache.reserve([chunk.id], len(chunk.tokens)) for chunk in chunks]
     positions = torch.cat([places.positions for places in reserved])
     write = torch.cat([places.write for places in reserved])
@@ -131,22 +133,29 @@ def prefill(chunks: Sequence[Chunk], engine: Engine) -> tuple[dict[int, tuple[in
 
     engine.cache.commit([chunk.id for chunk in chunks], [len(chunk.tokens) for chunk in chunks])
     engine.drafter.observe(features, positions, write, engine.cache)
+    work = Work(prefill_rows=len(tokens), prefill_kv_rows_read=engine.attention.kv_rows_read(plan))
+    prompt_scores = scoring.of_prompts(chunks, hidden, engine.target.head)
     ends, row = [], -1
     for chunk in chunks:
         row += len(chunk.tokens)
         if chunk.last:
-            ends.append((chunk, row))
-    kv_rows = engine.attention.kv_rows_read(plan)
+            ends.append((chunk.request, row))
     if not ends:
-        return {}, kv_rows
+        return StepOutput({}, work, prompt_scores=prompt_scores)
     last = torch.tensor([row for _, row in ends], device=engine.device)
     logits = engine.target.head(hidden[last])[:, None]
-    draws = _draws([chunk.sampling for chunk, _ in ends], engine)
+    draws = _draws([request for request, _ in ends], engine)
     chosen = choose(logits, positions[last][:, None], draws).flatten().tolist()
-    return {chunk.id: (token,) for (chunk, _), token in zip(ends, chosen, strict=True)}, kv_rows
+    made: dict[int, tuple[int, ...]] = {request.id: (token,) for (request, _), token in zip(ends, chosen, strict=True)}
+    scores = {
+        request.id: scoring.score(logits[index], made[request.id], request.logprobs)
+        for index, (request, _) in enumerate(ends)
+        if request.logprobs is not None
+    }
+    return StepOutput(made, work, scores, prompt_scores)
 
 
-def forward(proposal: Proposal, places: Reservation, engine: Engine) -> Scored:
+def forward(proposal: Proposal, places: Reservation, engine: Engine) -> Forward:
     """Run the target on all rows of all proposals."""
     tree = None if proposal.tree is None else proposal.tree.visibility(engine.drafter.depth)
     plan = engine.attention.plan([places.span(causal=True, tree=tree)])
@@ -154,7 +163,7 @@ def forward(proposal: Proposal, places: Reservation, engine: Engine) -> Scored:
     tokens = proposal.tokens.flatten()
     hidden, features = engine.target.forward(tokens, rows, engine.cache.target, engine.drafter.taps)
     logits = engine.target.head(hidden).view(*proposal.tokens.shape, -1)
-    return Scored(logits, features, engine.attention.kv_rows_read(plan))
+    return Forward(logits, features, engine.attention.kv_rows_read(plan))
 
 
 def accept(
@@ -204,11 +213,11 @@ def _places_of(proposal: Proposal, places: Reservation) -> Reservation:
     return places if proposal.tree is None else places.at(proposal.tree.depths)
 
 
-def _draws(requests: Sequence[Sampling], engine: Engine) -> sampling.Batch | None:
+def _draws(requests: Sequence[Request], engine: Engine) -> sampling.Batch | None:
     """Return how the requests sample, None when all are greedy."""
-    if all(request.greedy for request in requests):
+    if all(request.sampling.greedy for request in requests):
         return None
-    return sampling.Batch.of(requests, engine.device)
+    return sampling.Batch.of([request.sampling for request in requests], engine.device)
 
 
 def _laps(marks: list[float]) -> tuple[float, ...]:

@@ -320,9 +320,14 @@ class Text:
         ids: list[int] = encoding.ids
         return ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of `tokens`, without special tokens."""
-        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
+    def decode(self, tokens: Sequence[int], skip_special: bool = True) -> str:
+        """Return the text of `tokens`, without special tokens unless asked for."""
+        text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=skip_special)
+        return text
+
+    def token(self, token: int) -> str:
+        """Return one token's text by itself; special tokens by their names, half characters as U+FFFD."""
+        text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
 
     def cannot_fit(self, text: str, tokens: int) -> bool:

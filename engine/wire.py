@@ -25,6 +25,8 @@ class Submit:
     top_k: int = 0  # 0 does not limit
     top_p: float = 1.0
     seed: int = 0
+    logprobs: int | None = None  # alternatives to each token; None asks for no scores
+    echo: bool = False  # score the prompt's tokens too
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Tokens:
     """Engine to front: what one round added to request `id`.
 
     `finish`: None while it runs, else "stop" (an eos token, which is the last of `tokens`), "length", or "error".
-    `verify_count`: decode rounds this request has taken so far; `cached`: 0, prompt tokens found in a prefix cache.
+    `verify_count`: decode rounds this request has taken so far. `logprobs`: one entry a token when asked for:
+    [logprob, [[id, logprob], …]]; `prompt_logprobs` likewise, for prompt tokens after the first, as chunks are done.
     """
 
     id: int
@@ -66,6 +69,8 @@ class Tokens:
     finish: str | None = None
     verify_count: int = 0
     error: str | None = None
+    logprobs: tuple[Any, ...] = ()
+    prompt_logprobs: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ Frame = Submit | Cancel | Ask | Drain | Ready | Tokens | Info | Fatal
 _KINDS: dict[str, type[Frame]] = {
     kind.__name__: kind for kind in (Submit, Cancel, Ask, Drain, Ready, Tokens, Info, Fatal)
 }
-_TUPLES = {"prompt", "eos", "tokens"}
+_TUPLES = {"prompt", "eos", "tokens", "logprobs", "prompt_logprobs"}
 
 
 def encode(frame: Frame) -> bytes:
@@ -101,7 +106,9 @@ def encode(frame: Frame) -> bytes:
 def decode(line: bytes) -> Frame:
     """Inverse of `encode`."""
     kind, fields = json.loads(line)
-    arguments: dict[str, Any] = {name: tuple(v) if name in _TUPLES else v for name, v in fields.items()}
+    arguments: dict[str, Any] = {
+        name: tuple(v) if name in _TUPLES and isinstance(v, list) else v for name, v in fields.items()
+    }
     return _KINDS[kind](**arguments)
 
 

@@ -21,6 +21,7 @@ from engine.config import EngineConfig
 from engine.errors import EngineError, Exit, OutOfMemory
 from engine.request import Request, Sampling
 from engine.runtime import end_with_parent
+from engine.scheduler import Progress
 from engine.wire import Ask, Cancel, Drain, Fatal, Frame, Info, LineBuffer, Ready, Submit, Tokens, encode
 
 if TYPE_CHECKING:
@@ -115,12 +116,23 @@ def run(channel: Channel, config: EngineConfig) -> None:
                 case _:
                     raise ValueError(f"unexpected frame {type(frame).__name__}")
         if not loop.idle:
-            channel.send(*(Tokens(each.id, each.tokens, each.finish, each.verify_count) for each in loop.advance()))
+            channel.send(*map(_tokens, loop.advance()))
 
 
 def _request(frame: Submit) -> Request:
     sampling = Sampling(frame.temperature, frame.top_k, frame.top_p, frame.seed)
-    return Request(frame.id, frame.prompt, frame.max_tokens, frame.eos, sampling)
+    return Request(frame.id, frame.prompt, frame.max_tokens, frame.eos, sampling, frame.logprobs, frame.echo)
+
+
+def _tokens(progress: Progress) -> Tokens:
+    return Tokens(
+        progress.id,
+        progress.tokens,
+        progress.finish,
+        progress.verify_count,
+        logprobs=tuple((scored.logprob, scored.top) for scored in progress.scores),
+        prompt_logprobs=tuple((scored.logprob, scored.top) for scored in progress.prompt_scores),
+    )
 
 
 def warm_up(loop: Loop) -> None:

@@ -11,11 +11,22 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from engine.front.exchange import encode
-from engine.text import Piece
+from engine.front.job import Job
+from engine.front.logprobs import ChatScores, CompletionScores, Score, Scores, by_id
+from engine.text import Piece, Text
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the answer grows by. `scored`: the tokens that get log-probabilities, with an echoed prompt's first."""
+
+    piece: Piece
+    scored: tuple[tuple[int, Score | None], ...] = ()
 
 
 @dataclass
@@ -55,6 +66,7 @@ class Completion:
     whole = "text_completion"
     part = "text_completion"
     prompt_ids_in_choice = True
+    scores = CompletionScores
 
     @staticmethod
     def delta(text: str, first: bool) -> str:
@@ -74,6 +86,7 @@ class Chat:
     whole = "chat.completion"
     part = "chat.completion.chunk"
     prompt_ids_in_choice = False
+    scores = ChatScores
 
     @staticmethod
     def delta(text: str, first: bool) -> str:
@@ -93,9 +106,11 @@ Shape = type[Completion] | type[Chat]
 class Writer:
     """Builds one request's answer. Chunks are put together as text: there are thousands of them a second."""
 
-    def __init__(self, shape: Shape, model: str, prompt: tuple[int, ...], token_ids: bool) -> None:
+    def __init__(self, shape: Shape, model: str, job: Job, text: Text) -> None:
         self._shape = shape
-        self._prompt = list(prompt) if token_ids else None
+        self._prompt = list(job.prompt) if job.token_ids else None
+        name = by_id if job.names_by_id else text.token
+        self._scores: Scores | None = None if job.logprobs is None else shape.scores(name, text.token)
         self._constant = {
             "id": f"{shape.prefix}-{secrets.token_hex(12)}",
             "object": shape.part,
@@ -105,10 +120,17 @@ class Writer:
         self._head = json.dumps(self._constant, separators=(",", ":"))[:-1]
         self._first = True
 
-    def chunk(self, piece: Piece, tally: Tally, with_usage: bool, with_spec: bool) -> bytes:
+    def _logprobs(self, scored: Sequence[tuple[int, Score | None]]) -> dict[str, Any] | None:
+        if self._scores is None:
+            return None
+        return self._scores.of([token for token, _ in scored], [score for _, score in scored])
+
+    def chunk(self, part: Part, tally: Tally, with_usage: bool, with_spec: bool) -> bytes:
         """Return one server-sent event with a round's text."""
+        piece = part.piece
         finish = f'"{piece.finish}"' if piece.finish else "null"
-        choice = f'"index":0,{self._shape.delta(piece.text, self._first)},"logprobs":null,"finish_reason":{finish}'
+        scores = "null" if self._scores is None else json.dumps(self._logprobs(part.scored))
+        choice = f'"index":0,{self._shape.delta(piece.text, self._first)},"logprobs":{scores},"finish_reason":{finish}'
         tail = ""
         if self._prompt is not None:
             choice += f',"token_ids":{list(piece.tokens)}'
@@ -128,9 +150,13 @@ class Writer:
         document = {**self._constant, "choices": [], "usage": tally.usage(), "spec": tally.spec()}
         return b"data: " + encode(document) + b"\n\n"
 
-    def whole(self, text: str, tokens: list[int], finish: str, tally: Tally) -> bytes:
+    def whole(self, parts: Sequence[Part], tally: Tally) -> bytes:
         """Return the answer to a request that does not stream."""
-        choice = {"index": 0, **self._shape.content(text), "logprobs": None, "finish_reason": finish}
+        text = "".join(part.piece.text for part in parts)
+        tokens = [token for part in parts for token in part.piece.tokens]
+        scores = self._logprobs([pair for part in parts for pair in part.scored])
+        finish = parts[-1].piece.finish
+        choice = {"index": 0, **self._shape.content(text), "logprobs": scores, "finish_reason": finish}
         document: dict[str, Any] = {**self._constant, "object": self._shape.whole, "choices": [choice]}
         if self._prompt is not None:
             choice["token_ids"] = tokens

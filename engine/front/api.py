@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from engine.chat import ChatError
 from engine.config import EngineConfig
 from engine.events import emit
-from engine.front.answer import Chat, Completion, Shape, Tally, Writer
+from engine.front.answer import Chat, Completion, Part, Shape, Tally, Writer
 from engine.front.exchange import Budget, Exchange, Message, Receive, Refused, Send, encode
-from engine.front.intake import Job, check_supported, job, parse, too_long
+from engine.front.intake import check_supported, job, parse, too_long
+from engine.front.job import Job
 from engine.front.limits import Limits
 from engine.front.link import ClientGone, Engine, EngineGone, Stream
 from engine.front.metrics import CONTENT_TYPE, Meters, exposition
@@ -258,14 +259,15 @@ class Api:
     ) -> None:
         text = self._loaded()
         wanted = job(body, ids, self._context, text)
-        writer = Writer(shape, self._name, wanted.prompt, wanted.token_ids)
+        writer = Writer(shape, self._name, wanted, text)
         tally = Tally(len(ids))
-        with self.engine.submit(wanted.prompt, wanted.max_tokens, wanted.eos, wanted.sampling, arrived) as stream:
+        with self.engine.submit(wanted, arrived) as stream:
             watch = asyncio.create_task(exchange.gone())
             watch.add_done_callback(lambda _: stream.fail(ClientGone()))
             reason = "aborted"
             try:
-                pieces = _pieces(stream, text.decoder(wanted.stops), tally)
+                echoed = text.decode(ids, skip_special=False) if wanted.echo else ""
+                pieces = _parts(stream, text.decoder(wanted.stops), wanted, echoed, tally)
                 send = _stream if wanted.stream else _whole
                 reason = await send(exchange, writer, wanted, pieces, tally)
             finally:
@@ -281,11 +283,14 @@ def _plain(message: Any) -> dict[str, Any]:
     return fields
 
 
-async def _pieces(stream: Stream, decoder: Decoder, tally: Tally) -> AsyncIterator[Piece]:
-    """Yield what the rounds add, as they come; several rounds at once when they have piled up."""
+async def _parts(stream: Stream, decoder: Decoder, wanted: Job, echoed: str, tally: Tally) -> AsyncIterator[Part]:
+    """Yield what the rounds add, as they come; several rounds at once when they have piled up.
+
+    `echoed`: the prompt's text, put before the first piece when the request echoes.
+    """
     finish = None
+    texts, scored = [echoed], [(wanted.prompt[0], None)] if wanted.echo and wanted.logprobs is not None else []
     while finish is None:
-        texts: list[str] = []
         tokens: list[int] = []
         for frame in await stream.rounds():
             if frame.finish == "error":
@@ -294,10 +299,15 @@ async def _pieces(stream: Stream, decoder: Decoder, tally: Tally) -> AsyncIterat
             tally.add(len(piece.tokens), frame.verify_count)
             texts.append(piece.text)
             tokens += piece.tokens
+            echo_from = len(scored)
+            scored += zip(wanted.prompt[echo_from:], frame.prompt_logprobs, strict=False)
+            scored += zip(piece.tokens, frame.logprobs, strict=False)
             finish = piece.finish
             if finish is not None:
                 break
-        yield Piece("".join(texts), tuple(tokens), finish)
+        if tokens or finish:
+            yield Part(Piece("".join(texts), tuple(tokens), finish), tuple(scored))
+            texts, scored = [], []
 
 
 def _engine_error(frame: Tokens, tally: Tally) -> Refused:
@@ -308,32 +318,26 @@ def _engine_error(frame: Tokens, tally: Tally) -> Refused:
     return Refused(500, message, "engine_error")
 
 
-async def _whole(exchange: Exchange, writer: Writer, wanted: Job, pieces: AsyncIterator[Piece], tally: Tally) -> str:
+async def _whole(exchange: Exchange, writer: Writer, wanted: Job, parts: AsyncIterator[Part], tally: Tally) -> str:
     """Answer with one object; return the finish reason."""
-    texts: list[str] = []
-    tokens: list[int] = []
-    finish = ""
-    async for piece in pieces:
-        texts.append(piece.text)
-        if wanted.token_ids:
-            tokens += piece.tokens
-        finish = piece.finish or finish
-    await exchange.reply(200, writer.whole("".join(texts), tokens, finish, tally))
-    return finish
+    every = [part async for part in parts]
+    await exchange.reply(200, writer.whole(every, tally))
+    return every[-1].piece.finish or ""
 
 
-async def _stream(exchange: Exchange, writer: Writer, wanted: Job, pieces: AsyncIterator[Piece], tally: Tally) -> str:
+async def _stream(exchange: Exchange, writer: Writer, wanted: Job, parts: AsyncIterator[Part], tally: Tally) -> str:
     """Answer with server-sent events; return the finish reason."""
     finish = ""
-    async for piece in pieces:
+    async for part in parts:
+        piece = part.piece
         if not exchange.started:  # errors before the first token still have a status of their own
             await exchange.start_stream()
         if piece.finish is None:
-            if piece.text or wanted.token_ids:
-                await exchange.write(writer.chunk(piece, tally, wanted.continuous_usage, False))
+            if piece.text or wanted.token_ids or part.scored:
+                await exchange.write(writer.chunk(part, tally, wanted.continuous_usage, False))
             continue
         finish = piece.finish
-        last = writer.chunk(piece, tally, wanted.continuous_usage, not wanted.include_usage)
+        last = writer.chunk(part, tally, wanted.continuous_usage, not wanted.include_usage)
         if wanted.include_usage:
             last += writer.usage_chunk(tally)
         await exchange.write(last + b"data: [DONE]\n\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -12,6 +11,7 @@ from pydantic_core import from_json
 
 from engine.config import explain_paths
 from engine.front.exchange import Refused
+from engine.front.job import Job
 from engine.protocol import ChatBody, CompletionBody, Generation
 from engine.request import GREEDY, Sampling
 from engine.text import Text
@@ -70,21 +70,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 Body = TypeVar("Body", bound=Generation)
 
 
-@dataclass(frozen=True)
-class Job:
-    """One generation, ready to submit."""
-
-    prompt: tuple[int, ...]
-    max_tokens: int
-    eos: tuple[int, ...]
-    stops: tuple[str, ...]
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    token_ids: bool
-    sampling: Sampling
-
-
 def parse(raw: bytes, kind: type[Body]) -> Body:
     """Return the body of a request.
 
@@ -115,13 +100,8 @@ def check_supported(body: Generation) -> None:
     Raises:
         Refused: 400, naming the field.
     """
-    if isinstance(body, CompletionBody):
-        if body.echo:
-            raise Refused(400, "not yet: echo is not built", param="echo")
-        if body.logprobs is not None:
-            raise Refused(400, "not yet: logprobs are not built", param="logprobs")
-    if isinstance(body, ChatBody) and (body.logprobs or body.top_logprobs):
-        raise Refused(400, "not yet: logprobs are not built", param="logprobs")
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise Refused(400, "top_logprobs needs logprobs: true", param="top_logprobs")
     for name, value in (body.model_extra or {}).items():
         if name in NEUTRAL and value is not None and not any(value == neutral for neutral in NEUTRAL[name]):
             raise Refused(400, f"{name} is not supported: leave it out", param=name)
@@ -150,6 +130,13 @@ def sampling_of(body: Generation, default: Sampling) -> Sampling:
         default.top_p if body.top_p is None else body.top_p,
         secrets.randbits(63) if body.seed is None else body.seed,
     )
+
+
+def _logprobs(body: CompletionBody | ChatBody) -> int | None:
+    """Return how many alternatives to score, None when no scores are asked for."""
+    if isinstance(body, CompletionBody):
+        return body.logprobs
+    return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def job(body: CompletionBody | ChatBody, prompt: Sequence[int], context: int, text: Text) -> Job:
@@ -187,4 +174,7 @@ def job(body: CompletionBody | ChatBody, prompt: Sequence[int], context: int, te
         continuous_usage=options is not None and options.continuous_usage_stats,
         token_ids=body.return_token_ids,
         sampling=sampling_of(body, text.sampling),
+        logprobs=_logprobs(body),
+        echo=isinstance(body, CompletionBody) and body.echo,
+        names_by_id=body.return_tokens_as_token_ids,
     )

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self, cast
 
 from engine import wire
 from engine.errors import Exit
+from engine.front.job import Job
 from engine.front.metrics import Meters
 from engine.front.process import EngineProcess
-from engine.request import Sampling
 
 
 class EngineGone(Exception):
@@ -172,9 +171,7 @@ class Engine(asyncio.Protocol):
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(wire.encode(frame))
 
-    def submit(
-        self, prompt: Sequence[int], max_tokens: int, eos: Sequence[int], sampling: Sampling, arrived: float
-    ) -> Stream:
+    def submit(self, job: Job, arrived: float) -> Stream:
         """Queue a request.
 
         Raises:
@@ -185,9 +182,22 @@ class Engine(asyncio.Protocol):
         self._next += 1
         stream = self._streams[self._next] = Stream(self, self._next, arrived)
         self._empty.clear()
-        how = (sampling.temperature, sampling.top_k, sampling.top_p, sampling.seed)
-        self._send(wire.Submit(self._next, tuple(prompt), max_tokens, tuple(eos), *how))
-        self._meters.prompt(len(prompt))
+        how = job.sampling
+        self._send(
+            wire.Submit(
+                self._next,
+                job.prompt,
+                job.max_tokens,
+                job.eos,
+                how.temperature,
+                how.top_k,
+                how.top_p,
+                how.seed,
+                job.logprobs,
+                job.echo,
+            )
+        )
+        self._meters.prompt(len(job.prompt))
         return stream
 
     def forget(self, request: int, cancel: bool) -> None:

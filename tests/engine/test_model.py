@@ -12,7 +12,6 @@ from engine.config import EngineConfig
 from engine.loop import Loop
 from engine.model.rope import inverse_frequencies, vector_scale
 from engine.runtime import Runtime, build, resolve
-from engine.scheduler import Chunk
 from engine.shape import read_shape
 from engine.speculate import Engine
 from tests.engine.tiny import make_target, prompts
@@ -52,7 +51,7 @@ def logits_of(engine: Engine, tokens: list[int], chunks: list[int]) -> torch.Ten
     engine.cache.admit(0, len(tokens) + 1)
     parts, first = [], 0
     for size in chunks:
-        chunk = Chunk(0, tuple(tokens[first : first + size]), last=False)
+        chunk = torch.tensor(tokens[first : first + size], device=engine.device)
         first += size
         places = engine.cache.reserve([0], size)
         rows = Rows(
@@ -61,9 +60,7 @@ def logits_of(engine: Engine, tokens: list[int], chunks: list[int]) -> torch.Ten
             engine.target.rotation[places.positions][:, None],
             engine.attention.plan([places.span(causal=True)]),
         )
-        hidden, _ = engine.target.forward(
-            torch.tensor(chunk.tokens, device=engine.device), rows, engine.cache.target, ()
-        )
+        hidden, _ = engine.target.forward(chunk, rows, engine.cache.target, ())
         engine.cache.commit([0], [size])
         parts.append(engine.target.head(hidden))
     engine.cache.release(0)

@@ -145,13 +145,56 @@ def test_openai_client(drafted: Served) -> None:
 
     with pytest.raises(openai.NotFoundError, match="does not exist"):
         client.completions.create(model="other", prompt="a")
-    with pytest.raises(openai.BadRequestError, match="not yet"):
-        client.completions.create(model=TARGET, prompt="a", logprobs=1)
+    scored = client.completions.create(model=TARGET, prompt="a", logprobs=2, temperature=0, max_tokens=4)
+    logprobs = scored.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.top_logprobs is not None
+    assert [max(each.values()) for each in logprobs.top_logprobs] == logprobs.token_logprobs
+    turn = client.chat.completions.create(model=TARGET, messages=messages, logprobs=True, top_logprobs=2, max_tokens=4)
+    assert turn.choices[0].logprobs is not None
+    assert all(len(each.top_logprobs) == 2 for each in turn.choices[0].logprobs.content or [])
     drawn = [client.completions.create(model=TARGET, prompt="a", temperature=1.0, seed=seed) for seed in (1, 1, 2)]
     texts = [each.choices[0].text for each in drawn]
     assert texts[0] == texts[1] != texts[2]
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model=TARGET, prompt=[5] * 5000)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_scores_the_prompt_like_transformers(drafted: Served, stream: bool) -> None:
+    """Every token's log-probability is the target's, prompt and answer alike, with speculation on."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TARGET, dtype=torch.float32).eval()
+    for prompt in PROMPTS[:3]:
+        asked = body(prompt, max_tokens=12, echo=True, logprobs=3, return_tokens_as_token_ids=True, stream=stream)
+        answer = asyncio.run(answers(drafted.port, [asked]))[0].partition(b"\r\n\r\n")[2]
+        found: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        text = ""
+        for document in events(answer) if stream else [json.loads(answer)]:
+            for each in document["choices"]:
+                text += each["text"]
+                for name, values in (each["logprobs"] or {}).items():
+                    found[name] += values
+        tokens = [int(name.removeprefix("token_id:")) for name in found["tokens"]]
+        assert tokens[: len(prompt)] == prompt
+        assert len(tokens) == len(prompt) + 12
+        with torch.inference_mode():
+            expected = model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        assert found["token_logprobs"][0] is None
+        own = expected[:-1].gather(1, torch.tensor(tokens[1:])[:, None]).flatten()
+        assert torch.allclose(torch.tensor(found["token_logprobs"][1:]), own, atol=1e-4)
+        for row, best in enumerate(found["top_logprobs"][1:]):
+            assert set(best) == {f"token_id:{i}" for i in expected[row].topk(3).indices.tolist()}
+        assert found["text_offset"] == sorted(found["text_offset"])
+        assert found["text_offset"][-1] < len(text)
+
+
+def events(answer: bytes) -> list[dict[str, Any]]:
+    """Return the JSON events of a chunked event stream."""
+    text = answer.decode()
+    return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]
 
 
 def test_end(tmp_path: Path) -> None:
