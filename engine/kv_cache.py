@@ -115,6 +115,11 @@ class KVCache:
         return len(self._free)
 
     @property
+    def longest(self) -> int:
+        """Most tokens one request may hold."""
+        return min(self._table.shape[1], self.pages * self.page_size)
+
+    @property
     def tokens_used(self) -> int:
         """Tokens cached for all requests."""
         return sum(entry.length for entry in self._entries.values())

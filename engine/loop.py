@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from engine.config import Draft
+from engine.drafters.policy import PolicyDrafter
+from engine.errors import ConfigError
 from engine.request import Request
 from engine.runtime import Runtime
 from engine.scheduler import Progress
@@ -22,13 +25,14 @@ class Stats:
     tokens_used: int
     rounds: dict[str, float]
     acceptance: dict[str, object]
+    policy_entry: int | None
 
 
 class Loop:
     """Requests in, progress out; owns the scheduler and keeps the cache in step with it."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._engine = runtime.engine
+        self._engine, self._kit = runtime.engine, runtime.kit
         self._scheduler = runtime.scheduler()
         self._capacity = self._engine.cache.pages * self._engine.cache.page_size
         self._tally = Tally(
@@ -53,6 +57,22 @@ class Loop:
         if self._scheduler.cancel(request):
             self._engine.cache.release(request)
 
+    def set_draft(self, draft: Draft) -> None:
+        """Use another draft from the next round on; running requests keep their text and their cache.
+
+        Raises:
+            ConfigError: the draft needs more than this server was started with.
+        """
+        drafter = self._kit.make(draft)
+        if drafter.taps != self._engine.drafter.taps:
+            raise ConfigError(
+                "the draft KV of running requests would be incomplete: this server was "
+                + ("started with" if self._engine.drafter.taps else "started without")
+                + " a drafter; start it with draft.kind: policy"
+            )
+        self._engine.drafter.settle(self._engine.cache)
+        self._engine = replace(self._engine, drafter=drafter)
+
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
@@ -62,6 +82,8 @@ class Loop:
         """Run one step and return what it meant for each request."""
         cache = self._engine.cache
         batch = self._scheduler.schedule(cache.free_pages)
+        if batch.admitted:
+            self._engine.drafter.settle(cache)
         for admission in batch.admitted:
             cache.admit(admission.id, admission.tokens)
         output = step(batch, self._engine)
@@ -74,12 +96,14 @@ class Loop:
 
     def stats(self) -> Stats:
         """Return counters and acceptance so far."""
+        drafter = self._engine.drafter
         return Stats(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
             tokens_used=self._engine.cache.tokens_used,
             rounds=self._tally.rounds.model_dump(),
             acceptance=self._tally.acceptance.model_dump(),
+            policy_entry=drafter.entry if isinstance(drafter, PolicyDrafter) else None,
         )
 
 

@@ -6,21 +6,31 @@ what was asked.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import platform
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from engine import estimate
 from engine.backends.native import VERSION, model_refusals, refusals
-from engine.config import DDTreeDraft, DFlashDraft, EngineConfig, NoDraft, draft_folder, target_folder
-from engine.drafters.base import Drafter
-from engine.drafters.ddtree import DDTreeDrafter
-from engine.drafters.dflash import DFlashDrafter
+from engine.calibrate import measure_costs
+from engine.config import (
+    DEFAULT_MAX_NODES,
+    DDTreeDraft,
+    DFlashDraft,
+    Draft,
+    EngineConfig,
+    NoDraft,
+    PolicyDraft,
+    draft_folder,
+    target_folder,
+)
+from engine.drafters.build import DraftKit
 from engine.drafters.none import NoDrafter
 from engine.errors import ConfigError, EngineError, ModelError, NotYet, OutOfMemory, UnsupportedModel
 from engine.kv_cache import KVCache, PoolShape
@@ -54,6 +64,7 @@ class Runtime:
 
     plan: Plan
     engine: Engine
+    kit: DraftKit
     versions: Versions
     memory: MemoryInfo
 
@@ -62,7 +73,7 @@ class Runtime:
         memory = self.plan.config.memory
         if memory.page_size is None or memory.prefill_chunk is None:
             raise ValueError("the plan is not resolved")
-        return Scheduler(memory.max_running, memory.prefill_chunk, self.engine.drafter.rows, memory.page_size)
+        return Scheduler(memory.max_running, memory.prefill_chunk, self.kit.rows, memory.page_size)
 
     def describe(self) -> dict[str, Any]:
         """Return the constant fields of `protocol.ServerInfo`."""
@@ -71,6 +82,7 @@ class Runtime:
             "versions": self.versions.model_dump(),
             "memory": self.memory.model_dump(),
             "vocab": self.plan.shape.vocab,
+            "costs": None if self.kit.costs is None else dataclasses.asdict(self.kit.costs),
         }
 
 
@@ -85,8 +97,8 @@ def resolve(config: EngineConfig) -> Plan:
     machine = detect_machine()
     _refuse(NotYet, refusals(config, machine))
     shape = read_shape(target_folder(config))
-    draft = config.draft if isinstance(config.draft, DFlashDraft) else None
-    draft_shape = None if draft is None else _draft_shape(config, draft, shape)
+    speculative = [draft for draft in config.drafts if isinstance(draft, DFlashDraft)]
+    draft_shape = _draft_shape(config, speculative[0], shape) if speculative else None
     _refuse(UnsupportedModel, model_refusals(shape, draft_shape))
     reasons = estimate.check(config, shape, draft_shape, machine)
     _refuse(OutOfMemory, [reason for reason in reasons if reason.path.startswith("memory")])
@@ -98,7 +110,7 @@ def resolve(config: EngineConfig) -> Plan:
     resolved = config.model_copy(
         update={
             "model": config.model.model_copy(update={"dtype": dtype, "kv_dtype": dtype, "max_len": max_len}),
-            "draft": config.draft if draft is None else _resolve_draft(draft, draft_shape),
+            "draft": _resolve_draft(config.draft, draft_shape),
             "attention": config.attention.model_copy(update={"backend": "torch"}),
             "backend": config.backend.model_copy(update={"version": VERSION}),
             "memory": config.memory.model_copy(update=memory | {"kv_fraction": None}),
@@ -118,7 +130,6 @@ def build(plan: Plan) -> Runtime:
     config, device = plan.config, plan.device
     torch.set_num_threads(plan.threads)
     dtype = DTYPES[config.model.dtype]
-    draft = config.draft if isinstance(config.draft, DFlashDraft) else None
     max_len = config.model.max_len or plan.shape.longest
     rows = config.reserved_rows
     seed = DUMMY_SEED if config.model.load == "dummy" else None
@@ -126,22 +137,19 @@ def build(plan: Plan) -> Runtime:
         attention = TorchAttention(plan.shape.kv_heads, plan.shape.heads // plan.shape.kv_heads, dtype, device)
         tensors = target_tensors(plan.shape, target_folder(config), dtype, device, seed)
         target = Target(plan.shape, tensors, attention, max_len + rows)
-        drafter, draft_bytes, draft_pool = _drafter(plan, draft, target, dtype, max_len + rows, seed)
+        kit, draft_pool = _kit(plan, target, dtype, max_len + rows, seed)
         cache = _cache(plan, draft_pool, dtype, max_len + rows)
+    engine = Engine(target, NoDrafter(), attention, cache, device)
+    if any(isinstance(draft, DDTreeDraft) and draft.nodes == "auto" for draft in config.drafts):
+        kit = replace(kit, costs=measure_costs(engine, kit))
     return Runtime(
         plan=plan,
-        engine=Engine(
-            target=target,
-            drafter=drafter,
-            attention=attention,
-            cache=cache,
-            device=device,
-            simulate_accept=None if draft is None else draft.simulate_accept,
-        ),
+        engine=replace(engine, drafter=kit.make(config.draft)),
+        kit=kit,
         versions=_versions(plan),
         memory=MemoryInfo(
             weight_bytes=target.weight_bytes,
-            draft_weight_bytes=draft_bytes,
+            draft_weight_bytes=0 if kit.model is None else kit.model.weight_bytes,
             kv_tokens=cache.pages * cache.page_size,
             kv_bytes_per_token=_target_pool(plan.shape).bytes_per_token(dtype)
             + (0 if draft_pool is None else draft_pool.bytes_per_token(dtype)),
@@ -165,10 +173,16 @@ def _draft_shape(config: EngineConfig, draft: DFlashDraft, shape: ModelShape) ->
     return found
 
 
-def _resolve_draft(draft: DFlashDraft, shape: DraftShape | None) -> DFlashDraft | NoDraft:
-    if shape is None:
-        return NoDraft()
-    return draft.model_copy(update={"layers": draft.layers or shape.layers})
+def _resolve_draft(draft: Draft, shape: DraftShape | None) -> Draft:
+    if isinstance(draft, PolicyDraft):
+        table = tuple((first, last, _resolve_draft(each, shape)) for first, last, each in draft.by_running)
+        return draft.model_copy(update={"by_running": table})
+    if shape is None or isinstance(draft, NoDraft):
+        return draft
+    update: dict[str, Any] = {"layers": draft.layers or shape.layers}
+    if isinstance(draft, DDTreeDraft) and draft.nodes == "auto":
+        update["max_nodes"] = draft.max_nodes or DEFAULT_MAX_NODES
+    return draft.model_copy(update=update)
 
 
 def _target_pool(shape: ModelShape) -> PoolShape:
@@ -179,23 +193,20 @@ def _draft_pool(shape: DraftShape, layers: int) -> PoolShape:
     return PoolShape(layers, shape.core.kv_heads, shape.core.head_dim)
 
 
-def _drafter(
-    plan: Plan, draft: DFlashDraft | None, target: Target, dtype: torch.dtype, positions: int, seed: int | None
-) -> tuple[Drafter, int, PoolShape | None]:
-    """Return the drafter, the bytes of its weights and the KV pool it needs."""
-    shape = plan.draft_shape
-    if draft is None or shape is None:
-        return NoDrafter(), 0, None
-    layers = draft.layers or shape.layers
+def _kit(
+    plan: Plan, target: Target, dtype: torch.dtype, positions: int, seed: int | None
+) -> tuple[DraftKit, PoolShape | None]:
+    """Return what the server's drafters are made of, and the KV pool they need."""
+    config, shape = plan.config, plan.draft_shape
+    speculative = [draft for draft in config.drafts if isinstance(draft, DFlashDraft)]
+    if shape is None or not speculative:
+        return DraftKit(None, None, 0, config.reserved_rows), None
+    layers = max(draft.layers or shape.layers for draft in speculative)
     core = shape.core
     attention = TorchAttention(core.kv_heads, core.heads // core.kv_heads, dtype, plan.device)
-    tensors = draft_tensors(shape, draft_folder(plan.config, draft), dtype, plan.device, seed)
+    tensors = draft_tensors(shape, draft_folder(config, speculative[0]), dtype, plan.device, seed)
     model = DraftModel(shape, tensors, target, attention, layers, positions)
-    drafter = DFlashDrafter(model, attention, draft.block_size, layers, draft.sample == "probabilistic")
-    if isinstance(draft, DDTreeDraft) and draft.nodes != "auto":
-        tree = DDTreeDrafter(drafter, draft.nodes, draft.width)
-        return tree, model.weight_bytes, _draft_pool(shape, layers)
-    return drafter, model.weight_bytes, _draft_pool(shape, layers)
+    return DraftKit(model, attention, layers, config.reserved_rows), _draft_pool(shape, layers)
 
 
 def _cache(plan: Plan, draft_pool: PoolShape | None, dtype: torch.dtype, max_tokens: int) -> KVCache:

@@ -27,7 +27,7 @@ HIGHEST_PORT = 65535
 
 @dataclass(frozen=True)
 class Service:
-    """What to serve, and where. `admin_key` opens POST /policy to other hosts, once that is built."""
+    """What to serve, and where. `admin_key` opens POST /policy to other hosts."""
 
     config: EngineConfig
     host: str
@@ -73,7 +73,7 @@ def _run(service: Service, worker: Sequence[str], limits: Limits, started: float
         emit("listening", url=url, host=address, port=port, model=service.name, engine_pid=process.pid)
         from engine.front.life import Start, live  # after the engine process: these imports take a while
 
-        return live(Start(service.config, service.name, listener, process, limits, started))
+        return live(Start(service.config, service.name, listener, process, limits, started, service.admin_key))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -39,7 +39,6 @@ class Engine:
     attention: Attention
     cache: KVCache
     device: torch.device
-    simulate_accept: float | None = None
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
 
 
@@ -157,7 +156,7 @@ def prefill(chunks: Sequence[Chunk], engine: Engine) -> StepOutput:
 
 def forward(proposal: Proposal, places: Reservation, engine: Engine) -> Forward:
     """Run the target on all rows of all proposals."""
-    tree = None if proposal.tree is None else proposal.tree.visibility(engine.drafter.depth)
+    tree = None if proposal.tree is None else proposal.tree.visibility(proposal.depth)
     plan = engine.attention.plan([places.span(causal=True, tree=tree)])
     rows = Rows(places.positions, places.write, engine.target.rotation[places.positions][:, None], plan)
     tokens = proposal.tokens.flatten()
@@ -171,7 +170,7 @@ def accept(
 ) -> verify.Verdict:
     """Judge the proposal by the target's logits, or force the judgement when acceptance is simulated."""
     positions = places.positions.view(proposal.tokens.shape)
-    if engine.simulate_accept is None and draws is not None and proposal.probabilities is not None:
+    if proposal.forced is None and draws is not None and proposal.probabilities is not None:
         return verify.rejection(
             proposal.tokens,
             proposal.probabilities,
@@ -180,10 +179,10 @@ def accept(
             sampling.uniform(draws.seed[:, None], positions + 1, sampling.TARGET),
         )
     choices = choose(logits, positions, draws)
-    if engine.simulate_accept is not None:
-        return verify.forced(proposal.tokens, choices, engine.simulate_accept, engine.generator)
+    if proposal.forced is not None:
+        return verify.forced(choices, proposal.forced, proposal.depth, engine.generator)
     if proposal.tree is not None:
-        return verify.branches(proposal.tree, proposal.tokens, choices, engine.drafter.depth)
+        return verify.branches(proposal.tree, proposal.tokens, choices, proposal.depth)
     return verify.chain(proposal.tokens, choices)
 
 

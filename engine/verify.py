@@ -84,16 +84,20 @@ def rejection(proposal: Tensor, drafted: Tensor, target: Tensor, accept_u: Tenso
     )
 
 
-def forced(proposal: Tensor, choices: Tensor, accept_length: float, generator: torch.Generator) -> Verdict:
-    """Accept as many drafted tokens as makes the mean round yield `accept_length` tokens, whatever they are.
+def forced(choices: Tensor, accept_length: float, depth: int, generator: torch.Generator) -> Verdict:
+    """Accept as many rows as makes the mean round yield `accept_length` tokens, whatever was drafted.
 
     For timing without a trained drafter: the text means nothing. Rounds yield the neighbouring whole numbers at
     random in proportion, so the mean is exact in the long run.
+
+    Args:
+        choices: [R, rows] the target's token after each row.
+        depth: most drafted tokens a round can accept.
     """
-    requests, rows = proposal.shape
+    requests, rows = choices.shape
     base = int(accept_length)
     more = torch.rand(requests, generator=generator) < accept_length - base
-    accepted = (more.int() + base - 1).clamp(0, rows - 1).tolist()
+    accepted = (more.int() + base - 1).clamp(0, min(depth, rows - 1)).tolist()
     return _leading(accepted, choices.tolist())
 
 

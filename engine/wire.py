@@ -44,6 +44,23 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class SetDraft:
+    """Front to engine: use this draft config (a policy, or a single draft) from the next round on."""
+
+    id: int
+    draft: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class DraftSet:
+    """Engine to front: the answer to `SetDraft`; `error` says why the old draft stays."""
+
+    id: int
+    draft: dict[str, Any]
+    error: str | None = None
+
+
+@dataclass(frozen=True)
 class Drain:
     """Front to engine: finish what runs, accept nothing new, then end."""
 
@@ -90,9 +107,9 @@ class Fatal:
     message: str
 
 
-Frame = Submit | Cancel | Ask | Drain | Ready | Tokens | Info | Fatal
+Frame = Submit | Cancel | Ask | SetDraft | DraftSet | Drain | Ready | Tokens | Info | Fatal
 _KINDS: dict[str, type[Frame]] = {
-    kind.__name__: kind for kind in (Submit, Cancel, Ask, Drain, Ready, Tokens, Info, Fatal)
+    kind.__name__: kind for kind in (Submit, Cancel, Ask, SetDraft, DraftSet, Drain, Ready, Tokens, Info, Fatal)
 }
 _TUPLES = {"prompt", "eos", "tokens", "logprobs", "prompt_logprobs"}
 

@@ -17,16 +17,33 @@ import time
 import traceback
 from typing import TYPE_CHECKING
 
-from engine.config import EngineConfig
-from engine.errors import EngineError, Exit, OutOfMemory
+from pydantic import TypeAdapter
+
+from engine.config import Draft, EngineConfig
+from engine.errors import ConfigError, EngineError, Exit, OutOfMemory
 from engine.request import Request, Sampling
 from engine.runtime import end_with_parent
 from engine.scheduler import Progress
-from engine.wire import Ask, Cancel, Drain, Fatal, Frame, Info, LineBuffer, Ready, Submit, Tokens, encode
+from engine.wire import (
+    Ask,
+    Cancel,
+    DraftSet,
+    Drain,
+    Fatal,
+    Frame,
+    Info,
+    LineBuffer,
+    Ready,
+    SetDraft,
+    Submit,
+    Tokens,
+    encode,
+)
 
 if TYPE_CHECKING:
     from engine.loop import Loop
 
+DRAFT: TypeAdapter[Draft] = TypeAdapter(Draft)
 CHUNK = 1 << 20
 LAST_WORDS_SECONDS = 30.0  # how long last words may take to be read
 
@@ -111,6 +128,8 @@ def run(channel: Channel, config: EngineConfig) -> None:
                     loop.cancel(number)
                 case Ask(number):
                     channel.send(Info(number, dataclasses.asdict(loop.stats())))
+                case SetDraft():
+                    channel.send(_set_draft(loop, frame))
                 case Drain():
                     draining = True
                 case _:
@@ -122,6 +141,14 @@ def run(channel: Channel, config: EngineConfig) -> None:
 def _request(frame: Submit) -> Request:
     sampling = Sampling(frame.temperature, frame.top_k, frame.top_p, frame.seed)
     return Request(frame.id, frame.prompt, frame.max_tokens, frame.eos, sampling, frame.logprobs, frame.echo)
+
+
+def _set_draft(loop: Loop, frame: SetDraft) -> DraftSet:
+    try:
+        loop.set_draft(DRAFT.validate_python(frame.draft))
+    except ConfigError as error:
+        return DraftSet(frame.id, frame.draft, str(error))
+    return DraftSet(frame.id, frame.draft)
 
 
 def _tokens(progress: Progress) -> Tokens:

@@ -34,6 +34,7 @@ CAPABILITIES: frozenset[str] = frozenset(
     {
         "dflash",
         "ddtree",
+        "policy",
         "attention.torch",
     }
 )
@@ -43,6 +44,7 @@ _ADVICE: dict[str, tuple[str, str]] = {
     "dflash": ("draft.kind dflash", "use none"),
     "ddtree": ("draft.kind ddtree", "use dflash or none"),
     "policy": ("draft.kind policy", "use one draft for every load"),
+    "policy_models": ("several drafter models in one policy", "name the same draft.model in every range"),
     "window": ("a draft window", "set it to null"),
     "captured": ("graphs.kind captured", "use eager"),
     "tensor": ("tensor parallelism", "set it to 1"),
@@ -72,6 +74,8 @@ def _needs(config: EngineConfig) -> Iterator[Need]:
     """Yield every optional capability that `config` asks for."""
     if isinstance(config.draft, PolicyDraft):
         yield Need("policy", "draft.kind")
+    if len({draft.model for _, draft in draft_paths(config)}) > 1:
+        yield Need("policy_models", "draft.by_running")
     for path, draft in draft_paths(config):
         if isinstance(draft, DDTreeDraft):
             yield Need("ddtree", f"{path}.kind")

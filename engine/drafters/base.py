@@ -24,14 +24,17 @@ class DraftWork:
 class Proposal:
     """Drafted continuations of R requests.
 
-    `tokens` [R, rows] ids, the root first. `tree`: how the rows hang together; None is a chain. `probabilities`
-    [R, rows − 1, vocab]: what the drafted tokens were drawn from, when they were drawn.
+    `tokens` [R, rows] ids, the root first. `depth`: most of them that can be accepted. `tree`: how the rows hang
+    together; None is a chain. `probabilities` [R, rows − 1, vocab]: what the drafted tokens were drawn from, when they
+    were drawn. `forced`: accept so many tokens a round on average, whatever they are (timing only).
     """
 
     tokens: Tensor
     work: DraftWork
+    depth: int
     tree: Tree | None = None
     probabilities: Tensor | None = None
+    forced: float | None = None
 
 
 class Drafter(Protocol):
@@ -58,4 +61,8 @@ class Drafter(Protocol):
             features: [tokens, len(taps) × hidden], None without taps.
             positions, write: [tokens] position and KV slot of each.
         """
+        ...
+
+    def settle(self, cache: KVCache) -> None:
+        """Finish what `observe` put off: cache slots are about to change owners."""
         ...

@@ -2,32 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from engine import sampling, tree
+from engine.cost import CostTable, best_nodes
 from engine.drafters.base import Proposal
 from engine.drafters.dflash import DFlashDrafter
 from engine.kv_cache import KVCache, Reservation
 
 
-class DDTreeDrafter:
-    """A tree of `nodes` nodes over a DFlash block (arXiv 2604.12989); see `engine.tree` for which nodes."""
+@dataclass(frozen=True)
+class Fixed:
+    """Every tree has so many nodes."""
 
-    def __init__(self, chain: DFlashDrafter, nodes: int, width: int | None) -> None:
-        self.rows, self.depth, self.taps = max(chain.rows, nodes + 1), chain.depth, chain.taps
-        self._chain, self._nodes, self._width = chain, nodes, width
+    nodes: int
+
+    def size(self, nodes: tree.Tree) -> int:
+        """Return the nodes to verify."""
+        return self.nodes
+
+
+@dataclass(frozen=True)
+class Growing:
+    """Trees grow while expected tokens per second rises, by costs measured at start-up."""
+
+    nodes: int  # at most
+    table: CostTable
+
+    def size(self, nodes: tree.Tree) -> int:
+        """Return the nodes to verify, the same for all requests of the round."""
+        return best_nodes(nodes.log_weights, self.table)
+
+
+Budget = Fixed | Growing
+
+
+class DDTreeDrafter:
+    """A tree over a DFlash block (arXiv 2604.12989); see `engine.tree` for which nodes, and the budget for how many."""
+
+    def __init__(self, chain: DFlashDrafter, budget: Budget, width: int | None) -> None:
+        self.rows, self.depth, self.taps = max(chain.rows, budget.nodes + 1), chain.depth, chain.taps
+        self._chain, self._budget, self._width = chain, budget, width
 
     def propose(self, roots: Tensor, places: Reservation, draws: sampling.Batch | None, cache: KVCache) -> Proposal:
         """Return [R, nodes + 1]; the draft's temperature is 1, whatever the requests' own."""
         _, hidden, work = self._chain.block(roots, places, cache)
-        log_probs, tokens = self._chain.model.likeliest(hidden.flatten(0, 1), self._nodes)
+        log_probs, tokens = self._chain.model.likeliest(hidden.flatten(0, 1), self._budget.nodes)
         depth = hidden.shape[1]
         log_probs, tokens = (part.view(roots.shape[0], depth, -1) for part in (log_probs, tokens))
-        nodes = tree.build(log_probs, tokens, self._nodes, self._width)
+        nodes = tree.build(log_probs, tokens, self._budget.nodes, self._width)
+        nodes = nodes.cut(self._budget.size(nodes))
         rows = nodes.tokens.clone()
         rows[:, 0] = roots
-        return Proposal(rows, work, nodes)
+        return Proposal(rows, work, depth, nodes, forced=self._chain.forced)
 
     def observe(self, features: Tensor | None, positions: Tensor, write: Tensor, cache: KVCache) -> None:
         """As the chain."""
         self._chain.observe(features, positions, write, cache)
+
+    def settle(self, cache: KVCache) -> None:
+        """As the chain."""
+        self._chain.settle(cache)

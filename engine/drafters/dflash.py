@@ -20,8 +20,22 @@ class DFlashDrafter:
     that get committed replaces them: context is written once a token, from the target's features, never recomputed.
     """
 
-    def __init__(self, model: DraftModel, attention: Attention, block_size: int, layers: int, draws: bool) -> None:
-        """`draws`: draft tokens are drawn from the drafter's distribution instead of taking the likeliest."""
+    def __init__(
+        self,
+        model: DraftModel,
+        attention: Attention,
+        block_size: int,
+        layers: int,
+        draws: bool = False,
+        forced: float | None = None,
+    ) -> None:
+        """Propose blocks.
+
+        Args:
+            draws: draft tokens are drawn from the drafter's distribution instead of taking the likeliest.
+            forced: the mean accept length that acceptance is forced to.
+        """
+        self.forced = forced
         self.rows, self.depth, self.taps = block_size, block_size - 1, model.shape.taps
         self.model, self._layers, self._draws = model, layers, draws
         self._block, self._attention = block_size, attention
@@ -31,12 +45,12 @@ class DFlashDrafter:
         tokens, hidden, work = self.block(roots, places, cache)
         if not self._draws or draws is None:
             tokens[:, 1:] = self.model.choose(hidden.flatten(0, 1)).view(hidden.shape[:2])
-            return Proposal(tokens, work)
+            return Proposal(tokens, work, self.depth, forced=self.forced)
         logits = self.model.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         probabilities = sampling.distribution(logits, draws)
         at = places.positions.view(tokens.shape)[:, 1:]
         tokens[:, 1:] = sampling.invert(probabilities, sampling.uniform(draws.seed[:, None], at, sampling.DRAFT))
-        return Proposal(tokens, work, probabilities=probabilities)
+        return Proposal(tokens, work, self.depth, probabilities=probabilities, forced=self.forced)
 
     def block(self, roots: Tensor, places: Reservation, cache: KVCache) -> tuple[Tensor, Tensor, DraftWork]:
         """Run the draft forward; return the block [R, B] with masks, the masks' hidden states [R, B − 1, H]."""
@@ -56,6 +70,9 @@ class DFlashDrafter:
         if features is None:
             raise ValueError("a DFlash drafter needs the target's features")
         self.model.write_context(features, positions, write, _pool(cache))
+
+    def settle(self, cache: KVCache) -> None:
+        """Nothing was put off."""
 
 
 def _pool(cache: KVCache) -> Tensor:

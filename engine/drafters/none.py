@@ -18,7 +18,10 @@ class NoDrafter:
 
     def propose(self, roots: Tensor, places: Reservation, draws: sampling.Batch | None, cache: KVCache) -> Proposal:
         """Return [R, 1]; see `base.Drafter`."""
-        return Proposal(roots[:, None], DraftWork())
+        return Proposal(roots[:, None], DraftWork(), depth=0)
 
     def observe(self, features: Tensor | None, positions: Tensor, write: Tensor, cache: KVCache) -> None:
         """Nothing to remember."""
+
+    def settle(self, cache: KVCache) -> None:
+        """Nothing was put off."""

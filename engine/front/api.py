@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import hmac
+import ipaddress
 import threading
 import time
 import traceback
@@ -20,7 +22,7 @@ from engine.config import EngineConfig
 from engine.events import emit
 from engine.front.answer import Chat, Completion, Part, Shape, Tally, Writer
 from engine.front.exchange import Budget, Exchange, Message, Receive, Refused, Send, encode
-from engine.front.intake import check_supported, job, parse, too_long
+from engine.front.intake import check_supported, job, parse, parse_draft, too_long
 from engine.front.job import Job
 from engine.front.limits import Limits
 from engine.front.link import ClientGone, Engine, EngineGone, Stream
@@ -55,11 +57,20 @@ async def in_thread(work: Callable[[], Result]) -> Result:
 class Api:
     """The application's state: what it answers from."""
 
-    def __init__(self, engine: Engine, config: EngineConfig, name: str, limits: Limits, meters: Meters) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        config: EngineConfig,
+        name: str,
+        limits: Limits,
+        meters: Meters,
+        admin_key: str | None = None,
+    ) -> None:
         self.engine = engine
         self.draining = False
         self._config = config
         self._name = name
+        self._admin_key = admin_key
         self._limits = limits
         self._meters = meters
         self._budget = Budget(limits.held_bytes)
@@ -194,16 +205,36 @@ class Api:
         await exchange.reply(200, text, CONTENT_TYPE)
 
     async def _policy(self, exchange: Exchange) -> None:
-        raise Refused(501, "not yet: swapping the policy of a running server is not built", "not_implemented")
+        """Swap the draft or policy of the running server, from loopback or with the admin key."""
+        self._check_admin(exchange)
+        if not self.ready:
+            raise self._not_ready()
+        with self._budget.account() as take:
+            raw = await exchange.body(take)
+        draft = parse_draft(raw)
+        try:
+            problem = await self.engine.set_draft(draft.model_dump(mode="json"), INFO_SECONDS)
+        except TimeoutError:
+            raise Refused(503, "the engine did not answer in time, try again", "overloaded") from None
+        if problem is not None:
+            raise Refused(409, problem, "conflict")
+        self._info = {**self._info, "config": {**self._info["config"], "draft": draft.model_dump(mode="json")}}
+        await exchange.reply(200, encode({"draft": draft.model_dump(mode="json")}))
+
+    def _check_admin(self, exchange: Exchange) -> None:
+        _need_json(exchange)
+        if is_loopback(exchange.peer):
+            return
+        scheme, _, given = (exchange.header(b"authorization") or b"").partition(b" ")
+        right = self._admin_key is not None and hmac.compare_digest(given.strip(), self._admin_key.encode())
+        if scheme.lower() != b"bearer" or not right:
+            raise Refused(403, "only loopback may do this, or Authorization: Bearer with the --admin-key", "forbidden")
 
     # Generation
 
     async def _read(self, exchange: Exchange, kind: type[ChatBody] | type[CompletionBody]) -> Any:
         """Return the parsed and admitted body of a generation request."""
-        given = exchange.header(b"content-type") or b""
-        if given.split(b";")[0].strip().lower() != b"application/json":
-            # A page in a browser can send other types to any address without asking: this keeps it out.
-            raise Refused(415, "send the header Content-Type: application/json", "unsupported_media_type")
+        _need_json(exchange)
         with self._budget.account() as take:
             body = parse(await exchange.body(take), kind)
         self._check_name(body.model)
@@ -273,6 +304,23 @@ class Api:
             finally:
                 watch.cancel()
                 self._meters.finish(reason, time.monotonic() - arrived)
+
+
+def _need_json(exchange: Exchange) -> None:
+    """Refuse other content types: a page in a browser can send those to any address without asking."""
+    given = exchange.header(b"content-type") or b""
+    if given.split(b";")[0].strip().lower() != b"application/json":
+        raise Refused(415, "send the header Content-Type: application/json", "unsupported_media_type")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address is this machine's own loopback."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_loopback or (mapped is not None and mapped.is_loopback)
 
 
 def _plain(message: Any) -> dict[str, Any]:

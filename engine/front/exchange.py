@@ -71,6 +71,7 @@ class Exchange:
     def __init__(self, scope: Message, receive: Receive, send: Send, limits: Limits) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.peer: str = (scope.get("client") or ("", 0))[0]
         self.started = False
         self._headers: list[Header] = scope["headers"]
         self._receive = receive

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import from_json
 
-from engine.config import explain_paths
+from engine.config import BUNDLED, Draft, EngineConfig, explain_paths
 from engine.front.exchange import Refused
 from engine.front.job import Job
 from engine.protocol import ChatBody, CompletionBody, Generation
@@ -92,6 +92,25 @@ def parse(raw: bytes, kind: type[Body]) -> Body:
         if name == "n":
             message = "only n = 1 is supported"
         raise Refused(400, f"{path or 'body'}: {message}"[:MESSAGE_WIDTH], param=name or None) from None
+
+
+def parse_draft(raw: bytes) -> Draft:
+    """Return the draft config of POST /policy: a draft, or just `by_running`.
+
+    Raises:
+        Refused: 400, not JSON or no such config.
+    """
+    try:
+        document = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise Refused(400, f"the body is not JSON: {error}") from None
+    if isinstance(document, dict) and "by_running" in document:
+        document.setdefault("kind", "policy")
+    try:
+        return EngineConfig.model_validate({"model": {"target": BUNDLED}, "draft": document}).draft
+    except ValidationError as error:
+        path, message = explain_paths(error)[0]
+        raise Refused(400, f"{path}: {message}"[:MESSAGE_WIDTH], param="draft") from None
 
 
 def check_supported(body: Generation) -> None:

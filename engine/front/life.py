@@ -52,6 +52,7 @@ class Start:
     process: EngineProcess
     limits: Limits
     began: float
+    admin_key: str | None = None
 
 
 def live(start: Start) -> End:
@@ -86,7 +87,7 @@ async def _live(start: Start) -> End:
     meters = Meters()
     stop = _catch_signals()
     engine = await Engine.connect(start.process, meters)
-    api = Api(engine, start.config, start.name, start.limits, meters)
+    api = Api(engine, start.config, start.name, start.limits, meters, start.admin_key)
     parser, protocol = guarded(start.limits)
     server = Server(
         uvicorn.Config(

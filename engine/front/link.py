@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -86,7 +87,7 @@ class Engine(asyncio.Protocol):
         self._meters = meters
         self._lines = wire.LineBuffer()
         self._streams: dict[int, Stream] = {}
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._asked: dict[int, asyncio.Future[wire.Info | wire.DraftSet]] = {}
         self._next = 0
         self._gone: str | None = None
         self._transport: asyncio.Transport | None = None
@@ -130,10 +131,10 @@ class Engine(asyncio.Protocol):
         match frame:
             case wire.Tokens():
                 self._tokens(frame)
-            case wire.Info():
+            case wire.Info() | wire.DraftSet():
                 asked = self._asked.pop(frame.id, None)
                 if asked is not None and not asked.done():
-                    asked.set_result(frame.stats)
+                    asked.set_result(frame)
             case wire.Ready() if not self.info.done():
                 self.info.set_result(frame.info)
             case wire.Fatal():
@@ -207,6 +208,16 @@ class Engine(asyncio.Protocol):
         if not self._streams:
             self._empty.set()
 
+    async def set_draft(self, draft: dict[str, Any], seconds: float) -> str | None:
+        """Let the engine use another draft; return why it does not, if so.
+
+        Raises:
+            EngineGone: the engine process died.
+            TimeoutError: it did not answer within `seconds`.
+        """
+        frame = await self._question(lambda number: wire.SetDraft(number, draft), seconds)
+        return frame.error if isinstance(frame, wire.DraftSet) else None
+
     async def ask(self, seconds: float) -> dict[str, Any]:
         """Return the engine's counters.
 
@@ -214,18 +225,22 @@ class Engine(asyncio.Protocol):
             EngineGone: the engine process died.
             TimeoutError: it did not answer within `seconds`.
         """
+        frame = await self._question(wire.Ask, seconds)
+        return frame.stats if isinstance(frame, wire.Info) else {}
+
+    async def _question(self, ask: Callable[[int], wire.Frame], seconds: float) -> wire.Info | wire.DraftSet:
         if self._gone is not None:
             raise EngineGone(self._gone)
         self._next += 1
-        request = self._next
-        answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self._asked[request] = answer
-        self._send(wire.Ask(request))
+        number = self._next
+        answer: asyncio.Future[wire.Info | wire.DraftSet] = asyncio.get_running_loop().create_future()
+        self._asked[number] = answer
+        self._send(ask(number))
         try:
             async with asyncio.timeout(seconds):
                 return await answer
         finally:
-            self._asked.pop(request, None)
+            self._asked.pop(number, None)
 
     def drain(self) -> None:
         """Tell the engine process to finish what runs, accept nothing new, and end."""

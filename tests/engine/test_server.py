@@ -71,7 +71,7 @@ def test_small_routes(client: httpx.Client) -> None:
     refused(client.get("/nowhere"), 404, "no such path")
     refused(client.post("/health"), 405, "/health takes GET")
     refused(client.get("/v1/completions"), 405, "takes POST")
-    refused(client.post("/policy", json={}), 501, "not yet")
+    refused(client.post("/policy", json={"kind": "dflash", "block": 3}), 400, "no such field")
 
 
 def test_server_info(client: httpx.Client) -> None:

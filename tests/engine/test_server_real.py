@@ -18,6 +18,7 @@ import psutil
 import pytest
 import yaml
 
+from engine.front.api import is_loopback
 from tests.engine.serving import DEADLINE, ROOT, Served, alive, raw_request, started, talk, wait_for
 
 SMOKE = ROOT / "tests" / "data" / "smoke_pair"
@@ -158,6 +159,30 @@ def test_openai_client(drafted: Served) -> None:
     assert texts[0] == texts[1] != texts[2]
     with pytest.raises(openai.BadRequestError, match="context"):
         client.completions.create(model=TARGET, prompt=[5] * 5000)
+
+
+def test_the_draft_of_a_running_server_is_swapped(drafted: Served) -> None:
+    expected = ids(asyncio.run(answers(drafted.port, [body(PROMPTS[0])]))[0])
+    with drafted.client() as client:
+        policy = [
+            [1, 1, {"kind": "dflash", "model": str(SMOKE / "draft"), "block_size": 2}],
+            [2, None, {"kind": "none"}],
+        ]
+        answer = client.post("/policy", json={"by_running": policy})
+        assert answer.status_code == 200, answer.text
+        assert client.get("/server_info").json()["config"]["draft"]["kind"] == "policy"
+        assert ids(asyncio.run(answers(drafted.port, [body(PROMPTS[0])]))[0]) == expected
+        assert client.get("/server_info").json()["policy_entry"] == 0
+        too_long = client.post("/policy", json={"kind": "dflash", "block_size": 64})
+        assert (too_long.status_code, too_long.json()["error"]["type"]) == (409, "conflict")
+        assert client.post("/policy", content=b"{}").status_code == 415
+        chain = {"kind": "dflash", "model": str(SMOKE / "draft"), "block_size": 4}
+        assert client.post("/policy", json=chain).status_code == 200
+
+
+@pytest.mark.parametrize(("host", "own"), [("127.0.0.1", True), ("::1", True), ("10.0.0.1", False), ("", False)])
+def test_whose_address_it_is(host: str, own: bool) -> None:
+    assert is_loopback(host) is own
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -26,7 +26,7 @@ def test_forced_acceptance_has_the_asked_mean_and_stays_within_the_block() -> No
     generator = torch.Generator().manual_seed(0)
     tokens = torch.zeros(1000, 4, dtype=torch.int64)
     for wanted in (1.0, 2.25, 4.0):
-        verdict = verify.forced(tokens, tokens, wanted, generator)
+        verdict = verify.forced(tokens, wanted, 3, generator)
         lengths = [len(made) for made in verdict.tokens]
         assert abs(sum(lengths) / 1000 - wanted) < 0.05
         assert set(lengths) <= {int(wanted), min(4, int(wanted) + 1)}
