@@ -32,9 +32,9 @@ class Recommendation:
 def recommend(points: Sequence[Point], objectives: Sequence[Objective], pick: Pick) -> Recommendation:
     """Return the point to serve at `pick.load` (default: the highest load measured).
 
-    Best is the highest throughput, or the first objective where throughput was not measured. If no feasible
-    point meets the limits, the best one of those that come closest in number is returned with `misses` set, so
-    that the caller can say so.
+    Best is the highest throughput, or the first objective where throughput was not measured; of those that
+    cannot be told from the best, one that was confirmed. If no feasible point meets the limits, the best one of
+    those that come closest in number is returned with `misses` set, so that the caller can say so.
 
     Raises:
         NothingFeasible: nothing was measured at that load, or nothing meets the constraints.
@@ -57,7 +57,12 @@ def recommend(points: Sequence[Point], objectives: Sequence[Objective], pick: Pi
     ranked = [point for point in there if point.metrics.get(objective.metric) is not None]
     if not ranked:
         raise NothingFeasible(f"{objective.metric} was not measured at concurrency {load}")
-    best = min(ranked, key=lambda p: (len(slo.misses(p.metrics)), _cost(p, objective), p.trial))
+    fewest = min(len(slo.misses(point.metrics)) for point in ranked)
+    ranked = [point for point in ranked if len(slo.misses(point.metrics)) == fewest]
+    best = min(ranked, key=lambda point: (_cost(point, objective), point.trial))
+    alike = [point for point in ranked if point.confirmed and point.key in ties(best, ranked, [objective])]
+    if alike and not best.confirmed:
+        best = min(alike, key=lambda point: (_cost(point, objective), point.trial))
     return Recommendation(
         point=best,
         metric=objective.metric,
@@ -79,10 +84,16 @@ def _cost(point: Point, objective: Objective) -> float:
 
 
 def speedup(point: Point, baseline: Point | None, objective: Objective) -> float | None:
-    """Return how many times better than the baseline a point is in one metric; None where unknown."""
+    """Return how many times better than the baseline a point is in one metric; None where unknown.
+
+    Like is compared with like: confirmation with confirmation where both have one, since those were measured
+    next to each other, else search with search.
+    """
     if baseline is None:
         return None
-    ours, theirs = point.metrics.get(objective.metric), baseline.metrics.get(objective.metric)
+    ours, theirs = point.confirm.get(objective.metric), baseline.confirm.get(objective.metric)
+    if ours is None or theirs is None:
+        ours, theirs = point.search.get(objective.metric), baseline.search.get(objective.metric)
     if ours is None or theirs is None or ours <= 0 or theirs <= 0:
         return None
     return theirs / ours if objective.goal == "min" else ours / theirs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tuner.pareto import costs, non_dominated, overlap
@@ -25,6 +25,8 @@ class Point:
     baseline: bool
     confirmed: bool
     synthetic: bool
+    search: dict[str, float | None] = field(default_factory=dict)  # as measured during the search
+    confirm: dict[str, float | None] = field(default_factory=dict)  # and again, beside the others confirmed
     tied_with: tuple[tuple[int, int], ...] = ()  # (trial, concurrency)
 
     @property
@@ -74,8 +76,8 @@ def _violation(level: Level, constraint: Constraint) -> float:
 def points_of(records: Iterable[TrialRecord], constraints: Sequence[Constraint]) -> list[Point]:
     """Return every measured point, one per configuration and concurrency, in the order of trials.
 
-    A configuration that was measured again for confirmation stands by its confirmation: the value that made it
-    look good would flatter it. One that failed in any of its launches has no points: a crash is on no front.
+    A configuration launched more than once has the mean of its launches, and intervals that cover them all. One
+    that failed in any of its launches has no points: a crash is on no front.
     """
     launches: dict[int, list[TrialRecord]] = {}
     for record in records:
@@ -85,7 +87,9 @@ def points_of(records: Iterable[TrialRecord], constraints: Sequence[Constraint])
         if any(record.state != "measured" for record in group):
             continue
         baseline = any(record.role == "baseline" for record in group)
-        confirmed = any(record.role == "confirm" for record in group)
+        again = [record for record in group if record.role == "confirm"]
+        once = {level.concurrency: level.metrics for level in _combined([r for r in group if r.role != "confirm"])}
+        confirmed = {level.concurrency: level.metrics for level in _combined(again)}
         levels = _combined(group)
         feasible = all(v <= 0 for v in violations(levels, constraints))
         for level in levels:
@@ -99,18 +103,19 @@ def points_of(records: Iterable[TrialRecord], constraints: Sequence[Constraint])
                     n=level.n,
                     feasible=feasible,
                     baseline=baseline,
-                    confirmed=confirmed,
+                    confirmed=level.concurrency in confirmed,
                     synthetic=any(record.synthetic for record in group),
+                    search=once.get(level.concurrency, {}),
+                    confirm=confirmed.get(level.concurrency, {}),
                 )
             )
     return sorted(points, key=lambda point: point.key)
 
 
 def _combined(group: Sequence[TrialRecord]) -> list[Level]:
-    """Return one level per concurrency from the confirmations, or else from all launches of a configuration."""
-    chosen = [record for record in group if record.role == "confirm"] or list(group)
+    """Return one level per concurrency from launches of one configuration."""
     levels: dict[int, list[Level]] = {}
-    for record in chosen:
+    for record in group:
         for level in record.levels:
             levels.setdefault(level.concurrency, []).append(level)
     return [_mean(same) for _, same in sorted(levels.items())]

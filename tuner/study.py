@@ -177,10 +177,11 @@ class Search:
             self._launch(journal, "search", suggestion.judged)
 
     def _confirm(self, journal: Journal) -> None:
-        """Measure the best configurations again, one after another, next to the baseline."""
-        chosen = self._to_confirm()
-        for index, trial in enumerate(chosen):
-            self._confirmations = len(chosen) - index
+        """Measure the best configurations again, one after another, next to the baseline.
+
+        What is recommended may change with every confirmation, so the next one is chosen only then.
+        """
+        while (trial := self._next_to_confirm()) is not None:
             stop = why_stop(self._budget, self._ledger(), self._gpus_of_next(), count=False)
             if stop is not None:
                 self._observer.note(f"Confirmation ends: {stop}.")
@@ -188,17 +189,17 @@ class Search:
             config = next(record.config for record in self._records if record.trial == trial)
             self._launch(journal, "confirm", EngineConfig.model_validate(config), of=trial)
 
-    def _to_confirm(self) -> list[int]:
-        """Return the trials to measure again: recommended, baseline, then the front; those done are left out."""
+    def _next_to_confirm(self) -> int | None:
+        """Return the trial to measure again: the recommended one, the baseline, then the rest of the front."""
         outcome = outcome_of(self._records, self._space)
-        if len({point.trial for point in outcome.points}) < 2:
-            return []  # nothing to tell apart
+        done = [record.of for record in self._records if record.role == "confirm"]
+        self._confirmations = max(0, CONFIRMED - len(done))
+        if not self._confirmations or len({point.trial for point in outcome.points}) < 2:
+            return None  # enough, or nothing to tell apart
         wanted = [outcome.recommendation.point.trial] if outcome.recommendation is not None else []
         wanted += [point.trial for point in outcome.points if point.baseline]
         wanted += [point.trial for point in outcome.front]
-        done = {record.of for record in self._records if record.role == "confirm"}
-        chosen = list(dict.fromkeys(wanted))[:CONFIRMED]
-        return [] if len(done) >= CONFIRMED else [trial for trial in chosen if trial not in done]
+        return next((trial for trial in wanted if trial not in done), None)
 
     # ---------------------------------------------------------------------------------------- one trial
 

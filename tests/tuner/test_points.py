@@ -8,8 +8,8 @@ import pytest
 
 from tests.tuner.make import level, record
 from tuner.errors import NothingFeasible, UsageError
-from tuner.pick import recommend
-from tuner.points import front_of, points_of, violations
+from tuner.pick import recommend, speedup
+from tuner.points import baseline_at, front_of, points_of, violations
 from tuner.records import TrialRecord
 from tuner.slo import parse_slo
 from tuner.space.model import Constraint, Objective, Pick
@@ -43,22 +43,44 @@ def test_a_configuration_that_fails_when_measured_again_loses_its_points() -> No
     assert front_keys(BASE, FAST, again) == [(0, 1), (0, 8)]
 
 
-def test_a_confirmation_replaces_what_made_a_configuration_look_good() -> None:
+def test_a_confirmation_is_averaged_with_what_made_a_configuration_look_good() -> None:
     again = record(4, [level(1, 7.0, 140), level(8, 15.5, 490)], role="confirm", of=1, config=FAST.config)
     points = {point.key: point for point in points_of([BASE, FAST, again], LIMIT)}
-    assert points[1, 1].metrics["tpot_ms_p50"] == 7.0
+    assert points[1, 1].metrics["tpot_ms_p50"] == 5.5
+    assert points[1, 1].intervals["tpot_ms_p50"] == pytest.approx((3.8, 7.35))
     assert points[1, 1].confirmed
     assert not points[0, 1].confirmed
     assert (4, 1) not in points
 
 
-def test_two_confirmations_are_averaged_by_requests_and_their_intervals_joined() -> None:
+def test_launches_are_averaged_by_requests_and_their_intervals_joined() -> None:
+    first = record(0, [level(1, 7.0, 150)])
     one = record(4, [level(1, 6.0, 100)], role="confirm", of=0, config=BASE.config)
     two = record(5, [level(1, 8.0, 200)], role="confirm", of=0, config=BASE.config)
-    (point,) = points_of([BASE, one, two], ())
+    (point,) = points_of([first, one, two], ())
     assert point.metrics["tpot_ms_p50"] == 7.0
     assert point.intervals["tpot_ms_p50"] == pytest.approx((5.7, 8.4))
-    assert point.n == 40
+    assert point.n == 60
+
+
+def test_speed_compares_what_was_measured_next_to_each_other() -> None:
+    """The machine is half as fast when the confirmation runs: no ratio may mix the two."""
+    late_base = record(4, [level(1, 16.0, 60), level(8, 32.0, 240)], role="confirm", of=0, config=BASE.config)
+    late_fast = record(5, [level(1, 10.0, 96), level(8, 29.0, 264)], role="confirm", of=1, config=FAST.config)
+    points = points_of([BASE, FAST, SLOW, late_base, late_fast], LIMIT)
+    alone = {
+        point.trial: speedup(point, baseline_at(points, 1), OBJECTIVES[1]) for point in points if point.key[1] == 1
+    }
+    assert alone == pytest.approx({0: 1.0, 1: 96 / 60, 2: 110 / 120})
+
+
+def test_of_those_that_cannot_be_told_apart_a_confirmed_one_is_recommended() -> None:
+    other = record(2, [level(8, 15.0, 515)])
+    again = record(4, [level(8, 15.3, 500)], role="confirm", of=1, config=FAST.config)
+    points = points_of([BASE, FAST, other, again], ())
+    best = recommend(points, OBJECTIVES, Pick(load=8))
+    assert best.point.key == (1, 8)
+    assert (2, 8) in best.tied_with
 
 
 def test_points_that_miss_a_constraint_are_off_the_front_unless_all_do() -> None:
