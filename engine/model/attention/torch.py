@@ -104,5 +104,5 @@ class TorchAttention:
         grouped = query.view(requests, queries, heads, self._groups, dim).transpose(1, 2)
         grouped = grouped.reshape(requests, heads, queries * self._groups, dim)
         out = F.scaled_dot_product_attention(grouped, cached[:, :heads], cached[:, heads:], attn_mask=group.mask)
-        out = out.view(requests, heads, queries, self._groups * dim).transpose(1, 2)
+        out = out.reshape(requests, heads, queries, self._groups * dim).transpose(1, 2)
         return out.reshape(requests * queries, heads * self._groups * dim)
