@@ -26,8 +26,7 @@ def label(config: Mapping[str, Any], searched: Iterable[str]) -> str:
     `dflash block_size=8 layers=2`, `none graphs=captured`.
     """
     flat = flatten(config)
-    draft = str(flat.get("draft.kind", "none"))
-    words = [draft]
+    words = [draft_kind(config)]
     for path in searched:
         if path in ("draft.kind", "draft"):
             continue
@@ -38,6 +37,12 @@ def label(config: Mapping[str, Any], searched: Iterable[str]) -> str:
     if "draft" in searched:
         words += [f"{p.removeprefix('draft.')}={plain(v)}" for p, v in flat.items() if _own(p, v)]
     return " ".join(words)
+
+
+def draft_kind(config: Mapping[str, Any]) -> str:
+    """Return the kind of a recorded configuration's draft."""
+    draft = config.get("draft")
+    return str(draft.get("kind", "none")) if isinstance(draft, Mapping) else "none"
 
 
 def varying(searched: Iterable[str], configs: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -14,9 +14,18 @@ import difflib
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, FiniteFloat, NonNegativeInt, PositiveInt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from engine.config import EngineConfig, Size, Strict, Word
 from tuner.durations import Duration
@@ -260,6 +269,13 @@ class Level(Record):
         default_factory=dict, description="95 % intervals, [low, high] by metric name."
     )
     n: NonNegativeInt = Field(description="Requests measured.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        for name, (low, high) in self.intervals.items():
+            if low > high:
+                raise ValueError(f"the interval of {name} is empty: {low:g} to {high:g}")
+        return self
 
 
 class Failure(Record):

@@ -19,6 +19,7 @@ from engine.config import EngineConfig
 from tuner.budget import CONFIRMED, Ledger, launched, reserve, seconds_left, trial_seconds, why_stop
 from tuner.errors import NothingFeasible, StudyError, UsageError
 from tuner.executors.base import Executor
+from tuner.export.launch_file import recorded_config
 from tuner.pick import Recommendation, recommend, slo_of
 from tuner.points import Point, front_of, points_of
 from tuner.records import (
@@ -187,7 +188,7 @@ class Search:
                 self._observer.note(f"Confirmation ends: {stop}.")
                 return
             config = next(record.config for record in self._records if record.trial == trial)
-            self._launch(journal, "confirm", EngineConfig.model_validate(config), of=trial)
+            self._launch(journal, "confirm", recorded_config(trial, config), of=trial)
 
     def _next_to_confirm(self) -> int | None:
         """Return the trial to measure again: the recommended one, the baseline, then the rest of the front."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tuner.durations import format_duration
 from tuner.export.launch_file import serve_command, shorten
-from tuner.labels import clean, flatten, label, plain, varying, with_interval
+from tuner.labels import clean, draft_kind, flatten, label, plain, varying, with_interval
 from tuner.pick import THROUGHPUT, Recommendation, speedup
 from tuner.points import Point, baseline_at
 from tuner.records import TrialRecord
@@ -100,7 +100,7 @@ def recommendation_lines(best: Recommendation, outcome: Outcome, space: Space) -
         f"Recommended at {point.concurrency} requests in flight: trial {point.trial}, {label(point.config, paths)}: "
         f"{best.metric} {value}"
     ]
-    others = any(p.concurrency == point.concurrency and p.config["draft"]["kind"] != "none" for p in outcome.points)
+    others = any(p.concurrency == point.concurrency and draft_kind(p.config) != "none" for p in outcome.points)
     if point.baseline and others:
         lines.append("No measured configuration with speculation is faster there: serve without.")
     elif point.baseline:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
-from engine.config import EngineConfig, LaunchEntry, LaunchFile, LaunchStudy
+from engine.config import EngineConfig, LaunchEntry, LaunchFile, LaunchStudy, explain
+from tuner.errors import StudyError
 from tuner.pick import Recommendation
 from tuner.points import Point
 from tuner.store import write_atomic
@@ -23,11 +26,25 @@ def launch_file(recommendation: Recommendation, points: Iterable[Point], name: s
     chosen = recommendation.point
     mine = [point for point in points if point.trial == chosen.trial]
     return LaunchFile(
-        entries=(LaunchEntry(config=EngineConfig.model_validate(chosen.config)),),
+        entries=(LaunchEntry(config=recorded_config(chosen.trial, chosen.config)),),
         expected={point.concurrency: _rounded(point) for point in mine if point.intervals},
         synthetic=chosen.synthetic,
         study=LaunchStudy(name=name, trial=chosen.trial, digest=digest),
     )
+
+
+def recorded_config(trial: int, config: Mapping[str, Any]) -> EngineConfig:
+    """Return a record's configuration.
+
+    Raises:
+        StudyError: this version cannot read it.
+    """
+    try:
+        return EngineConfig.model_validate(config)
+    except ValidationError as error:
+        raise StudyError(
+            f"trial {trial}: its configuration is not valid in this version: {explain(error)[0]}"
+        ) from error
 
 
 def _rounded(point: Point) -> dict[str, tuple[float, float]]:

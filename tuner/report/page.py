@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.durations import format_duration
 from tuner.export.launch_file import serve_command
-from tuner.labels import axis, flatten, label, number, plain
+from tuner.labels import axis, draft_kind, flatten, label, number, plain
 from tuner.points import Point
 from tuner.records import FAILURES, TrialRecord, metric_of
 from tuner.report.chart import Axis, Mark, scatter, shape
@@ -69,12 +69,19 @@ def _subtitle(outcome: Outcome, provenance: Mapping[str, Any]) -> str:
     words = []
     machine = provenance.get("machine")
     if isinstance(machine, dict):
-        gpus = machine.get("gpus") or []
+        listed = machine.get("gpus")
+        gpus = listed if isinstance(listed, list) else []
         names = [str(gpu.get("name")) for gpu in gpus if isinstance(gpu, dict)]
         words.append(f"{len(names)} × {names[0]}" if names else f"{machine.get('cpu')}, {machine.get('cores')} cores")
-    if isinstance(began := provenance.get("time"), int | float):
-        words.append(time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began)))
+    words += _began(provenance)
     return " · ".join([*words, summary(outcome.records)])
+
+
+def _began(provenance: Mapping[str, Any]) -> Iterator[str]:
+    """Yield when the study began, if its provenance says so."""
+    began = provenance.get("time")
+    if isinstance(began, int | float) and 0 <= began < 2**36:
+        yield time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(began))
 
 
 def _recommendation(space: Space, outcome: Outcome, launch: str | None, command: str) -> Html:
@@ -125,7 +132,7 @@ def _chart(space: Space, outcome: Outcome) -> Html:
                 y=y,
                 x_interval=point.intervals.get(first.metric) if second is not None else None,
                 y_interval=point.intervals.get((second or first).metric),
-                kind=str(point.config.get("draft", {}).get("kind", "none")),
+                kind=draft_kind(point.config),
                 series=levels.index(point.concurrency),
                 front=point.key in on_front,
                 feasible=point.feasible,
@@ -294,8 +301,7 @@ def _provenance(provenance: Mapping[str, Any]) -> Html:
 
 def _leaves(provenance: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     hidden = {"schema", "earlier", "time"}
-    if isinstance(began := provenance.get("time"), int | float):
-        yield "began", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(began))
+    yield from (("began", began) for began in _began(provenance))
     yield from itertools.islice(flatten({k: v for k, v in provenance.items() if k not in hidden}).items(), 200)
 
 

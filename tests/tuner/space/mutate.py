@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import Console
+
+from engine.estimate import cpu_machine
+from tuner.dryrun import view
 from tuner.errors import SpaceError
-from tuner.space import parse_space
+from tuner.feasible import StaticChecks, prune
+from tuner.space import Space, parse_space
 
 SPACES = sorted((Path(__file__).parents[3] / "search_spaces").glob("*.yaml"))
 
@@ -123,10 +129,12 @@ def survive(count: int, seed: int = 0) -> Outcome:
     """Read `count` mutated files.
 
     Raises:
-        AssertionError: one ended in something else than a space or problems with a position each.
+        AssertionError: one ended in something else than a space that can be planned with, or problems with a
+            position each.
     """
     originals = [path.read_text(encoding="utf-8") for path in SPACES]
     accepted = refused = 0
+    checks = StaticChecks(cpu_machine())
     for number in range(count):
         rng = random.Random(f"{seed}/{number}")
         data = mutate(rng.choice(originals), rng)
@@ -138,9 +146,19 @@ def survive(count: int, seed: int = 0) -> Outcome:
             continue
         except Exception as error:
             raise AssertionError(f"file {number} of seed {seed} ended in {error!r}:\n{data!r}") from error
-        json.dumps(space.file.model_dump(mode="json", by_alias=True), allow_nan=False).encode()
+        try:
+            _plan(space, checks)
+        except Exception as error:
+            raise AssertionError(f"file {number} of seed {seed} cannot be planned, {error!r}:\n{data!r}") from error
         accepted += 1
     return Outcome(count, accepted, refused)
+
+
+def _plan(space: Space, checks: StaticChecks) -> None:
+    """Do with an accepted file what `tuner search --dry-run` does."""
+    json.dumps(space.file.model_dump(mode="json", by_alias=True), allow_nan=False).encode()
+    console = Console(file=io.StringIO(), width=200)
+    console.print(view(space, prune(space, checks), checks))
 
 
 def _check_problems(error: SpaceError, data: bytes, number: int) -> None:
