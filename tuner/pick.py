@@ -32,9 +32,9 @@ class Recommendation:
 def recommend(points: Sequence[Point], objectives: Sequence[Objective], pick: Pick) -> Recommendation:
     """Return the point to serve at `pick.load` (default: the highest load measured).
 
-    Best is the highest throughput, or the first objective where throughput was not measured; of those that
-    cannot be told from the best, one that was confirmed. If no feasible point meets the limits, the best one of
-    those that come closest in number is returned with `misses` set, so that the caller can say so.
+    Best is the highest throughput, or the first objective where throughput was not measured. If no feasible
+    point meets the limits, the best one of those that come closest in number is returned with `misses` set, so
+    that the caller can say so.
 
     Raises:
         NothingFeasible: nothing was measured at that load, or nothing meets the constraints.
@@ -60,9 +60,6 @@ def recommend(points: Sequence[Point], objectives: Sequence[Objective], pick: Pi
     fewest = min(len(slo.misses(point.metrics)) for point in ranked)
     ranked = [point for point in ranked if len(slo.misses(point.metrics)) == fewest]
     best = min(ranked, key=lambda point: (_cost(point, objective), point.trial))
-    alike = [point for point in ranked if point.confirmed and point.key in ties(best, ranked, [objective])]
-    if alike and not best.confirmed:
-        best = min(alike, key=lambda point: (_cost(point, objective), point.trial))
     return Recommendation(
         point=best,
         metric=objective.metric,

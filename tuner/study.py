@@ -191,15 +191,16 @@ class Search:
             self._launch(journal, "confirm", recorded_config(trial, config), of=trial)
 
     def _next_to_confirm(self) -> int | None:
-        """Return the trial to measure again: the recommended one, the baseline, then the rest of the front."""
+        """Return the trial to measure again: the recommended one, then the baseline, then again the recommended
+        one if it has become another, else one of the front."""
         outcome = outcome_of(self._records, self._space)
         done = [record.of for record in self._records if record.role == "confirm"]
         self._confirmations = max(0, CONFIRMED - len(done))
         if not self._confirmations or len({point.trial for point in outcome.points}) < 2:
             return None  # enough, or nothing to tell apart
-        wanted = [outcome.recommendation.point.trial] if outcome.recommendation is not None else []
-        wanted += [point.trial for point in outcome.points if point.baseline]
-        wanted += [point.trial for point in outcome.front]
+        best = [outcome.recommendation.point.trial] if outcome.recommendation is not None else []
+        baseline = [point.trial for point in outcome.points if point.baseline]
+        wanted = [*(baseline + best if done else best + baseline), *(point.trial for point in outcome.front)]
         return next((trial for trial in wanted if trial not in done), None)
 
     # ---------------------------------------------------------------------------------------- one trial

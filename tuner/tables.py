@@ -46,17 +46,20 @@ def speed(point: Point, points: Iterable[Point], objectives: Sequence[Objective]
 def front_table(outcome: Outcome, space: Space) -> Table:
     """Return the front as a table, one row per point."""
     names = columns(space)
-    table = Table(title="Front", title_justify="left", box=None, pad_edge=False, header_style="bold")
-    table.add_column("trial", justify="right")
-    table.add_column("c", justify="right")
-    table.add_column("configuration")
+    measured = {objective.metric for objective in space.file.objectives}
+    table = Table(
+        title="Front", title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="bold"
+    )
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("c", justify="right", no_wrap=True)
+    table.add_column("configuration", overflow="fold")
     for name in names:
-        table.add_column(name, justify="right")
-    table.add_column("× baseline", justify="right")
-    table.add_column("")
+        table.add_column(name, justify="right", overflow="fold")
+    table.add_column("× base", justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
     paths = paths_of(outcome, space)
     for point in outcome.front:
-        cells = [with_interval(point.metrics.get(n), point.intervals.get(n)) for n in names]
+        cells = [with_interval(point.metrics.get(n), point.intervals.get(n) if n in measured else None) for n in names]
         faster = speed(point, outcome.points, space.file.objectives)
         times = "–" if faster is None else f"{faster:.2f}"
         row = (

@@ -52,7 +52,7 @@ def test_a_search_says_what_it_does_and_how_to_serve_the_winner(study: Path) -> 
     assert "trial 0 (baseline): none" in said
     assert "trial 0: load c=8: 13.5 ms/tok, 593 tok/s" in said
     assert "4 of 5 trials done after" in said
-    assert "× baseline" in said
+    assert "× base" in said
     assert "5 configurations measured" in said
     assert "Report:  results/small/report.html" in said
     assert "-m engine serve results/small/launch.yaml --port 8000" in said

@@ -74,15 +74,6 @@ def test_speed_compares_what_was_measured_next_to_each_other() -> None:
     assert alone == pytest.approx({0: 1.0, 1: 96 / 60, 2: 110 / 120})
 
 
-def test_of_those_that_cannot_be_told_apart_a_confirmed_one_is_recommended() -> None:
-    other = record(2, [level(8, 15.0, 515)])
-    again = record(4, [level(8, 15.3, 500)], role="confirm", of=1, config=FAST.config)
-    points = points_of([BASE, FAST, other, again], ())
-    best = recommend(points, OBJECTIVES, Pick(load=8))
-    assert best.point.key == (1, 8)
-    assert (2, 8) in best.tied_with
-
-
 def test_points_that_miss_a_constraint_are_off_the_front_unless_all_do() -> None:
     late = record(1, [level(1, 4.0, 240), level(8, 15.0, 510, ttft=300.0)])
     assert front_keys(BASE, late) == [(0, 1), (0, 8)]
