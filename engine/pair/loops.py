@@ -1,0 +1,29 @@
+"""The one rule for degenerate text: a generation *loops* when its last 48 tokens have a period <= 16.
+
+The pair's evaluation, the tuner's garbage gate and the report all call :func:`loops`, so a looping
+generation means the same thing everywhere.  No imports beyond the standard library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WINDOW = 48
+MAX_PERIOD = 16
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether the last 48 of the *generated* ``tokens`` (prompt excluded) repeat with a period of 1 to 16.
+
+    A window has period p when every token equals the one p places before it inside the window.  Fewer
+    than 48 tokens never loop: too little was seen to tell a loop from ordinary repetition.
+    """
+    if len(tokens) < WINDOW:
+        return False
+    tail = tokens[len(tokens) - WINDOW :]
+    return any(all(tail[i] == tail[i - p] for i in range(p, WINDOW)) for p in range(1, MAX_PERIOD + 1))
+
+
+def loop_share(generations: Sequence[Sequence[int]]) -> float:
+    """Share of ``generations`` that loop, 0..1; 0 for none."""
+    return sum(map(loops, generations)) / len(generations) if generations else 0.0
