@@ -193,7 +193,7 @@ def _front_table(space: Space, outcome: Outcome) -> Html:
             *(_measured(point, name) for name in names),
             tag("td", "–" if faster is None else f"{faster:.2f}"),
             tag("td", str(point.n)),
-            tag("td", remarks(point), class_="left"),
+            tag("td", remarks(point), class_="left wrap"),
         ]
         rows.append(tag("tr", cells, class_="chosen" if point.key == chosen else None))
     note = "Brackets are 95 % intervals. × baseline compares throughput with no speculation at the same load. "
