@@ -7,8 +7,9 @@ choice or sample equals it), so rounds are walked along it without verifying aga
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from engine.pair.modules import Drafter, Target
 from engine.pair.trees import tree_accepts
 
 CHAIN = 0  # a "tree" of no budget: the arg-max token at every depth
-TOP = 64  # ranks kept per position: enough for a tree of 64 nodes
 ROWS, ANCHORS = 8, 32  # requests and anchors drafted at once
 
 
@@ -60,8 +60,8 @@ def trajectories(
 class Drafts:
     """Blocks drafted at every anchor of a few requests, by one draft depth.
 
-    ``requests`` R of them from ``first``; ``ranked`` and ``log_probs`` [R, A, B-1, TOP]: the likeliest
-    tokens at each drafted place, anchors being generated tokens 0, 1, ...
+    R requests from number ``first``; ``ranked`` and ``log_probs`` [R, A, B-1, top]: the likeliest tokens at
+    each drafted place, anchors being generated tokens 0, 1, ...
     """
 
     first: int
@@ -72,9 +72,12 @@ class Drafts:
 
 @torch.no_grad()
 def draft_everywhere(
-    target: Target, drafter: Drafter, known: Trajectories, block: int, depths: Sequence[int]
+    target: Target, drafter: Drafter, known: Trajectories, block: int, depths: Sequence[int], top: int
 ) -> Iterator[Drafts]:
-    """Drafts of ``block`` (its first token real) at every generated token, for each of ``depths``."""
+    """Drafts of ``block`` (its first token real) at every generated token, for each of ``depths``.
+
+    ``top``: how many of the likeliest tokens to keep per place; a tree of N nodes needs at most N.
+    """
     total, length = known.tokens.shape
     count = length - known.prompt - 1
     for first in range(0, total, ROWS):
@@ -85,9 +88,10 @@ def draft_everywhere(
             anchors = torch.arange(start, stop, device=known.tokens.device)
             outputs = _draft(target, drafter, known.tokens[rows], known.features[rows, :stop], anchors, block)
             for depth in depths:
-                hidden = outputs[depth - 1].unflatten(1, (-1, block))[:, :, 1:]
-                best = target.logits(hidden).float().log_softmax(dim=-1).topk(min(TOP, target.config.vocab_size))
-                parts[depth].append((best.indices, best.values))
+                drafted = outputs[depth - 1].view(rows.stop - first, stop - start, block, -1)[:, :, 1:]
+                logits = target.logits(drafted.contiguous()).float()
+                best = logits.topk(min(top, logits.shape[-1]))
+                parts[depth].append((best.indices, best.values - logits.logsumexp(dim=-1, keepdim=True)))
         for depth, pieces in parts.items():
             ranked, log_probs = (torch.cat(column, dim=1).cpu() for column in zip(*pieces, strict=True))
             yield Drafts(first, depth, ranked, log_probs)
@@ -109,21 +113,24 @@ def _draft(
     return outputs
 
 
-def accepts(drafts: Drafts, known: Trajectories, budgets: Sequence[int]) -> list[list[list[int]]]:
-    """Accepted draft tokens, [budget][request][anchor]; a budget of ``CHAIN`` is the arg-max chain."""
-    trees = [budget for budget in budgets if budget != CHAIN]
-    result: list[list[list[int]]] = [[] for _ in budgets]
+def verify_rounds(drafts: Drafts, known: Trajectories, budgets: Sequence[int]) -> list[list[int]]:
+    """Verify rounds of each request, [budget][request]; a budget of ``CHAIN`` is the arg-max chain."""
+    result: list[list[int]] = [[] for _ in budgets]
     for row in range(len(drafts.ranked)):
         generated = known.generated(drafts.first + row)
         ranks = _true_ranks(drafts.ranked[row], generated)
-        table = drafts.log_probs[row].tolist() if trees else []
-        per_budget: list[list[int]] = [[] for _ in budgets]
-        for anchor, truth in enumerate(ranks):
-            in_tree = iter(tree_accepts(table[anchor], truth, trees) if trees else [])
-            for index, budget in enumerate(budgets):
-                per_budget[index].append(leading_zeros(truth) if budget == CHAIN else next(in_tree))
-        for index, counts in enumerate(per_budget):
-            result[index].append(counts)
+        tables: dict[int, list[list[float]]] = {}
+
+        def accepted(anchor: int, budget: int, row: int = row) -> int:
+            truth = ranks[anchor]  # noqa: B023 - called before the loop goes on
+            if budget == CHAIN:
+                return leading_zeros(truth)
+            if anchor not in tables:  # noqa: B023
+                tables[anchor] = drafts.log_probs[row, anchor].tolist()  # noqa: B023
+            return tree_accepts(tables[anchor], truth, budget)  # noqa: B023
+
+        for index, budget in enumerate(budgets):
+            result[index].append(walk(partial(accepted, budget=budget), len(generated)))
     return result
 
 
@@ -146,14 +153,14 @@ def leading_zeros(truth: Sequence[int | None]) -> int:
     return len(truth)
 
 
-def walk(accepted: Sequence[int], length: int) -> int:
+def walk(accepted: Callable[[int], int], length: int) -> int:
     """Verify rounds that emit a request's generated tokens 1 .. ``length``-1 (token 0 is the prefill's).
 
-    A round at generated token i commits ``accepted[i]`` drafts and one token more, cut at the end.
+    A round at generated token i commits ``accepted(i)`` drafts and one token more, cut at the end.
     """
     place, rounds = 0, 0
     while place < length - 1:
-        place += accepted[place] + 1
+        place += accepted(place) + 1
         rounds += 1
     return rounds
 
@@ -172,10 +179,10 @@ class AcceptLength:
     rounds: int
 
 
-def accept_length(accepted: Sequence[Sequence[int]], lengths: Sequence[int], chosen: Sequence[int]) -> AcceptLength:
+def accept_length(rounds: Sequence[int], lengths: Sequence[int], chosen: Sequence[int]) -> AcceptLength:
     """Over the requests in ``chosen``; one with fewer than two tokens never verifies and is left out."""
-    pairs = [(lengths[i] - 1, walk(accepted[i], lengths[i])) for i in chosen if lengths[i] > 1]
+    pairs = [(lengths[i] - 1, rounds[i]) for i in chosen if lengths[i] > 1]
     if not pairs:
         raise ValueError("no request with at least two generated tokens")
-    tokens, rounds = sum(t for t, _ in pairs), sum(r for _, r in pairs)
-    return AcceptLength(tokens / rounds, sum(t / r for t, r in pairs) / len(pairs), len(pairs), rounds)
+    tokens, verifies = sum(t for t, _ in pairs), sum(r for _, r in pairs)
+    return AcceptLength(tokens / verifies, sum(t / r for t, r in pairs) / len(pairs), len(pairs), verifies)

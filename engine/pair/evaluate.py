@@ -25,12 +25,12 @@ from engine.pair.acceptance import (
     AcceptLength,
     Trajectories,
     accept_length,
-    accepts,
     draft_everywhere,
     trajectories,
+    verify_rounds,
 )
 from engine.pair.checkpoint import load_drafter, load_target
-from engine.pair.loops import loops
+from engine.pair.loops import loops, recurs
 from engine.pair.modules import Drafter, Target
 from engine.pair.paths import DRAFT, TARGET, TRAINING, WORKLOAD
 from engine.pair.tokenizer import STOP_IDS
@@ -50,8 +50,9 @@ class Cell:
     depth: int
     nodes: int
     package: str | None
-    accept: AcceptLength
+    accept: AcceptLength  # without generations that loop: the number that is meant everywhere
     with_loops: AcceptLength
+    no_recurrence: AcceptLength | None  # also without those whose end stood in the text before
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,22 @@ def measure(target: Target, drafter: Drafter, prompts: Sequence[Prompt], plan: P
     ids = torch.tensor([prompt.token_ids for prompt in prompts], device=device)
     cells: list[Cell] = []
     loop_share: dict[str, float] = {}
+    recurrence: dict[str, float] = {}
     for temperature in plan.temperatures:
         torch.manual_seed(plan.seed)
         taps = drafter.config.target_layer_ids
         known = trajectories(target, taps, ids, plan.new_tokens, temperature, STOP_IDS)
         looped = [loops(known.generated(i)) for i in range(len(prompts))]
         loop_share[str(temperature)] = sum(looped) / len(looped)
+        recurrence[str(temperature)] = sum(recurs(known.generated(i)) for i in range(len(prompts))) / len(prompts)
         for block in plan.blocks:
             cells += _block_cells(target, drafter, prompts, known, looped, block, temperature, plan)
-    return {"cells": cells, "loop_share": loop_share, "prompt_loss": prompt_loss(target, ids, prompts)}
+    return {
+        "cells": cells,
+        "loop_share": loop_share,
+        "recurrence_share": recurrence,
+        "prompt_loss": prompt_loss(target, ids, prompts),
+    }
 
 
 def _block_cells(
@@ -94,21 +102,25 @@ def _block_cells(
     plan: Plan,
 ) -> list[Cell]:
     """The cells of one block size: all depths and trees, over all packages and, in full depth, by package."""
-    counts: dict[tuple[int, int], list[list[int]]] = {}
-    for drafts in draft_everywhere(target, drafter, known, block, plan.depths):
-        for nodes, rows in zip(plan.nodes, accepts(drafts, known, plan.nodes), strict=True):
-            counts.setdefault((drafts.depth, nodes), []).extend(rows)
+    counts: dict[tuple[int, int], list[int]] = {}
+    top = max(1, *plan.nodes)
+    for drafts in draft_everywhere(target, drafter, known, block, plan.depths, top):
+        for nodes, rounds in zip(plan.nodes, verify_rounds(drafts, known, plan.nodes), strict=True):
+            counts.setdefault((drafts.depth, nodes), []).extend(rounds)
     cells = []
-    for (depth, nodes), rows in sorted(counts.items()):
+    for (depth, nodes), rounds in sorted(counts.items()):
         packages: list[str | None] = [None]
         if depth == max(plan.depths):
             packages += sorted({prompt.package for prompt in prompts})
         for package in packages:
             every = [i for i, prompt in enumerate(prompts) if package in (None, prompt.package)]
             kept = [i for i in every if not looped[i]]
+            fresh = [i for i in kept if not recurs(known.generated(i))]
             if any(known.lengths[i] > 1 for i in kept):
-                pair = (accept_length(rows, known.lengths, chosen) for chosen in (kept, every))
-                cells.append(Cell(temperature, block, depth, nodes, package, *pair))
+                measured = accept_length(rounds, known.lengths, kept)
+                with_loops = accept_length(rounds, known.lengths, every)
+                strict = accept_length(rounds, known.lengths, fresh) if fresh else None
+                cells.append(Cell(temperature, block, depth, nodes, package, measured, with_loops, strict))
     return cells
 
 
@@ -153,6 +165,18 @@ def slice_table(cells: Sequence[Cell], temperature: float) -> str:
     return "\n".join(lines)
 
 
+def _recurrence_line(result: dict[str, Any], temperature: float) -> str:
+    """What whole-line repetition beyond loops is worth."""
+    cells: list[Cell] = result["cells"]
+    depth = max(cell.depth for cell in cells)
+    values = [f"{cell.no_recurrence.weighted:.2f} at block {cell.block}" for cell in cells
+              if (cell.temperature, cell.depth, cell.nodes, cell.package) == (temperature, depth, CHAIN, None)
+              and cell.no_recurrence]  # fmt: skip
+    share = result["recurrence_share"][str(temperature)]
+    return (f"The last 48 tokens stood in the text within 80 tokens before in {share:.1%} of generations; "
+            f"without those too, full depth, chain: {', '.join(values)}.")  # fmt: skip
+
+
 def _nodes(nodes: int) -> str:
     return "chain" if nodes == CHAIN else f"{nodes} nodes"
 
@@ -163,14 +187,16 @@ def report(result: dict[str, Any], training: dict[str, Any]) -> str:
     parts = []
     for temperature, share in result["loop_share"].items():
         parts += [f"Temperature {temperature}: {share:.1%} of generations loop and are left out below.",
-                  "", table(cells, float(temperature)), "", slice_table(cells, float(temperature)), ""]  # fmt: skip
+                  "", table(cells, float(temperature)), "", slice_table(cells, float(temperature)), "",
+                  _recurrence_line(result, float(temperature)), ""]  # fmt: skip
     loss = result["prompt_loss"]
     parts.append(f"Recomputed on the prompts (96-token contexts): {loss['nats_per_token']:.3f} nats/token, "
                  f"{loss['bits_per_byte']:.3f} bits/byte.")  # fmt: skip
-    if "target" in training:
+    facts = training.get("joint") or training.get("target")
+    if facts:
         parts.append("Quoted from training.json (held-out packages, 1024-token windows): "
-                     f"{training['target']['held_out_nats_per_token']:.3f} nats/token, "
-                     f"{training['target']['held_out_bits_per_byte']:.3f} bits/byte.")  # fmt: skip
+                     f"{facts['held_out_nats_per_token']:.3f} nats/token, "
+                     f"{facts['held_out_bits_per_byte']:.3f} bits/byte.")  # fmt: skip
     return "\n".join(parts)
 
 

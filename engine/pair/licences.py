@@ -119,15 +119,20 @@ def permissive_distributions() -> list[tuple[str, str, Distribution]]:
     """Installed distributions that pass: (canonical name, the licence each passed under, it), sorted."""
     found: dict[str, tuple[str, str, Distribution]] = {}
     for distribution in distributions():
-        metadata = distribution.metadata
+        fields = {
+            field: distribution.metadata.get_all(field) or []
+            for field in ("Name", "License-Expression", "Classifier", "License")
+        }
         licence = permissive_licence(
-            metadata.get("License-Expression"),
-            metadata.get_all("Classifier") or [],
-            metadata.get("License"),
+            _first(fields["License-Expression"]), fields["Classifier"], _first(fields["License"])
         )
-        name = metadata.get("Name")
+        name = _first(fields["Name"])
         if licence is not None and name:
             # the first on sys.path is the one that imports
             key = canonical_name(name)
             found.setdefault(key, (key, licence, distribution))
     return [found[name] for name in sorted(found)]
+
+
+def _first(values: list[str]) -> str | None:
+    return values[0] if values else None

@@ -24,6 +24,19 @@ def loops(tokens: Sequence[int]) -> bool:
     return any(all(tail[i] == tail[i - p] for i in range(p, WINDOW)) for p in range(1, MAX_PERIOD + 1))
 
 
+def recurs(tokens: Sequence[int], max_period: int = 80) -> bool:
+    """Whether the last 48 generated ``tokens`` stood in the text before, at most ``max_period`` earlier.
+
+    Weaker than :func:`loops` and no gate: it also sees whole lines that come back word for word, which
+    real code has too, and reports beside accept length how much of it such text carries.
+    """
+    size = len(tokens)
+    return any(
+        list(tokens[size - WINDOW :]) == list(tokens[size - WINDOW - p : size - p])
+        for p in range(1, min(max_period, size - WINDOW) + 1)
+    )
+
+
 def loop_share(generations: Sequence[Sequence[int]]) -> float:
     """Share of ``generations`` that loop, 0..1; 0 for none."""
     return sum(map(loops, generations)) / len(generations) if generations else 0.0

@@ -50,7 +50,8 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     for _ in range(5):
         gram = x @ x.mT
         x = a * x + (b * gram + c * (gram @ gram)) @ x
-    return (x.mT if tall else x).to(matrices.dtype)
+    nearest: Tensor = x.mT if tall else x
+    return nearest.to(matrices.dtype)
 
 
 class Optimiser:

@@ -27,9 +27,9 @@ MAX_NATS_AT_8K = 2.3
 def accept_at(cells: Sequence[Cell], block: int, depth: int, nodes: int = CHAIN, temperature: float = 0.0) -> float:
     """Accept length of one measured setting over all packages."""
     for cell in cells:
-        if (cell.block, cell.depth, cell.nodes, cell.temperature) == (block, depth, nodes, temperature):
-            if cell.package is None:
-                return cell.accept.weighted
+        key = (cell.block, cell.depth, cell.nodes, cell.temperature, cell.package)
+        if key == (block, depth, nodes, temperature, None):
+            return cell.accept.weighted
     raise ValueError(f"not measured: block {block}, depth {depth}, nodes {nodes}, temperature {temperature}")
 
 
@@ -62,9 +62,9 @@ def nats_at_8k(training: dict[str, Any]) -> float:
     Loss per byte does not depend on how bytes are cut into tokens, so it is carried over by the measured
     bytes per token of each vocabulary; for an 8192-entry vocabulary it is the loss itself.
     """
-    facts = training["target"]
-    scale: float = facts.get("bytes_per_token_at_8k", facts["bytes_per_token"]) / facts["bytes_per_token"]
-    return scale * float(facts["held_out_nats_per_token"])
+    facts = training.get("joint") or training["target"]
+    at_8k: float = training["corpus"].get("bytes_per_token_at_8k", facts["bytes_per_token"])
+    return at_8k / float(facts["bytes_per_token"]) * float(facts["held_out_nats_per_token"])
 
 
 def transformers_greedy(folder: Path, prompts: Sequence[Prompt], new: int) -> list[list[int]]:

@@ -54,6 +54,7 @@ class Recipe:
     joint_draft_lr: float
     joint_draft: float  # weight of the drafter's loss beside the next-token loss
     joint_pull: float  # weight of the target's pull toward the drafter's guesses
+    joint_merge: float  # share of the joint stage's weights in the result; 0 skips the stage
 
 
 def _target(**sizes: int) -> TargetConfig:
@@ -61,10 +62,10 @@ def _target(**sizes: int) -> TargetConfig:
 
 
 FULL_TARGET = _target(
-    vocab_size=8192,
+    vocab_size=4096,
     hidden_size=256,
     intermediate_size=704,
-    num_hidden_layers=6,
+    num_hidden_layers=7,
     num_attention_heads=4,
     num_key_value_heads=2,
     head_dim=64,
@@ -99,7 +100,7 @@ def draft_config(
 
 FULL = Recipe(
     target=FULL_TARGET,
-    draft=draft_config(FULL_TARGET, layers=4, intermediate=768, taps=(1, 3, 4, 5), block=16),
+    draft=draft_config(FULL_TARGET, layers=4, intermediate=768, taps=(1, 3, 5, 6), block=16),
     held_out=HELD_OUT,
     stdlib_only=False,
     corpus_bytes=400_000_000,
@@ -121,7 +122,8 @@ FULL = Recipe(
     joint_target_lr=0.3,
     joint_draft_lr=0.6,
     joint_draft=0.5,
-    joint_pull=0.3,
+    joint_pull=0.1,
+    joint_merge=0.7,
 )
 SMOKE = replace(
     FULL,
@@ -140,5 +142,6 @@ SMOKE = replace(
     draft_rows=4,
     blocks=((4, 1), (8, 2), (12, 2), (16, 2)),
     layer_weights=(0.5, 1.0),
+    joint_merge=0.0,
 )
 RECIPES = {"full": FULL, "smoke": SMOKE}

@@ -1,7 +1,7 @@
 """Train a pair: ``python -m engine.pair.train --stage all --minutes 7 --out DIR``.
 
-Stages target -> generations -> drafter, each bounded by ``--minutes`` of wall clock, run one after the
-other; state between them lies in the work folder, so a stage can be run again on its own.
+Stages target -> generations -> drafter -> joint, each bounded by ``--minutes`` of wall clock, run one
+after the other; state between them lies in the work folder, so a stage can be run again on its own.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from engine.pair.checkpoint import load_target, save_drafter, save_target
+from engine.pair.checkpoint import load_drafter, load_target, save_drafter, save_target
 from engine.pair.corpus import Corpus, build_corpus, installed_sources, standard_library
 from engine.pair.data import (
     chat_frame,
@@ -39,10 +39,11 @@ from engine.pair.optim import Clock
 from engine.pair.recipe import RECIPES, Recipe, Shape
 from engine.pair.tokenizer import load_tokenizer, save_tokenizer, train_tokenizer
 from engine.pair.train_drafter import train_drafter
+from engine.pair.train_joint import JointTrainer
 from engine.pair.train_target import held_out_loss, train_target
 from engine.pair.workload import save_workload
 
-STAGES = ("target", "generations", "drafter")
+STAGES = ("target", "generations", "drafter", "joint")
 TOKENIZER_BYTES = 60_000_000  # text the BPE merges are learnt from
 HELD_OUT_TOKENS = 2_000_000  # at most so many are scored
 CHAT_ROWS = 0.1  # of the generations' prompts are chat turns
@@ -235,6 +236,30 @@ def stage_drafter(run: Run, seconds: float) -> None:
     run.record("drafter", {**spent, "seconds": round(time.monotonic() - began, 1)})
 
 
+def stage_joint(run: Run, seconds: float) -> None:
+    """Fit target and drafter to each other, then average with what they were before.
+
+    The average of fine-tuned and original weights keeps most of what fine-tuning won and undoes much of
+    what it cost (Wortsman et al. 2022, arXiv 2109.01903): here accept length against varied text.
+    """
+    began = time.monotonic()
+    arrays = load_arrays(run.work / "tokens.safetensors")
+    stream = torch.from_numpy(arrays["train"].astype(np.int32)).to(run.device)
+    target = load_target(run.out / "target", torch.float32, run.device).requires_grad_(True)
+    drafter = load_drafter(run.out / "draft", torch.float32, run.device).requires_grad_(True)
+    before = [{k: v.clone() for k, v in model.state_dict().items()} for model in (target, drafter)]
+    left = seconds - (time.monotonic() - began)
+    spent = JointTrainer(run.recipe, target, drafter, stream, run.seed).run(left, run.log)
+    share = run.recipe.joint_merge
+    for model, old in zip((target, drafter), before, strict=True):
+        model.load_state_dict({k: old[k].lerp(v, share) for k, v in model.state_dict().items()})
+    save_target(target, run.out / "target")
+    save_drafter(drafter, run.out / "draft")
+    facts = {**spent, **held_out_facts(run, arrays["held_out"])}
+    run.log(f"held-out loss {facts['held_out_nats_per_token']:.4f} nats/token")
+    run.record("joint", {**facts, "seconds": round(time.monotonic() - began, 1)})
+
+
 def _inference_dtype(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
@@ -258,8 +283,9 @@ def main(argv: list[str] | None = None) -> int:
     recipe = RECIPES["smoke" if args.smoke else "full"]
     args.out.mkdir(parents=True, exist_ok=True)
     run = Run(recipe, args.out, args.work, args.seed, device)
-    steps = {"target": stage_target, "generations": stage_generations, "drafter": stage_drafter}
-    for stage in STAGES if args.stage == "all" else (args.stage,):
+    steps = dict(zip(STAGES, (stage_target, stage_generations, stage_drafter, stage_joint), strict=True))
+    whole = STAGES if recipe.joint_merge else STAGES[:-1]
+    for stage in whole if args.stage == "all" else (args.stage,):
         steps[stage](run, minutes * 60)
         run.log(f"{stage} done")
     return 0

@@ -42,8 +42,11 @@ class Layout:
         start = [slot - place for slot, place in enumerate(offset)]
         size = [sizes[number] for number in anchor]
         drafted = [slot for slot, place in enumerate(offset) if place > 0]
-        columns = [torch.tensor(column, device=device) for column in (anchor, offset, start, size, drafted)]
-        return cls(*columns, blocks=len(sizes))  # type: ignore[misc]
+
+        def column(values: list[int]) -> Tensor:
+            return torch.tensor(values, device=device)
+
+        return cls(column(anchor), column(offset), column(start), column(size), column(drafted), len(sizes))
 
 
 def draft_mask(anchors: Tensor, layout: Layout, context: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,7 @@ from engine.pair.modules import Target
 from engine.pair.optim import Clock, Optimiser, trapezoid
 from engine.pair.recipe import Recipe
 
-Loss = Callable[..., Tensor]
+Function = TypeVar("Function", bound=Callable[..., object])
 LOOP_PERIOD = 32  # longer than the rule's 16: a loop must not just grow out of its sight
 LOOP_RUN = 32  # a row loops here when so many tokens in a row equal the one a period before
 ANTILOOP_LR = 0.15  # of the peak, when the anti-loop phase begins
@@ -28,9 +28,9 @@ def precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
-def compiled(function: Loss, device: torch.device) -> Loss:
+def compiled(function: Function, device: torch.device) -> Function:
     """``function`` compiled for static shapes on a GPU, as it is on a CPU."""
-    return torch.compile(function, dynamic=False) if device.type == "cuda" else function
+    return cast(Function, torch.compile(function, dynamic=False)) if device.type == "cuda" else function
 
 
 def next_token_loss(target: Target, batch: Tensor) -> Tensor:

@@ -15,7 +15,9 @@ def best_first(log_probs: Sequence[Sequence[float]], nodes: int) -> list[tuple[i
     prefix-closed set of N nodes with the largest total path probability.  Ties go to the smaller path.
     """
     order: list[tuple[int, ...]] = []
-    heap = [(-log_probs[0][0], (0,))] if log_probs and nodes > 0 else []
+    heap: list[tuple[float, tuple[int, ...]]] = []
+    if log_probs and nodes > 0:
+        heap.append((-log_probs[0][0], (0,)))
     while heap and len(order) < nodes:
         cost, path = heapq.heappop(heap)
         order.append(path)
@@ -28,29 +30,21 @@ def best_first(log_probs: Sequence[Sequence[float]], nodes: int) -> list[tuple[i
     return order
 
 
-def tree_accepts(
-    log_probs: Sequence[Sequence[float]], truth: Sequence[int | None], budgets: Sequence[int]
-) -> list[int]:
-    """Tokens a walk accepts in the best-first tree of each size in ``budgets``.
+def tree_accepts(log_probs: Sequence[Sequence[float]], truth: Sequence[int | None], nodes: int) -> int:
+    """Tokens that a walk accepts in the best-first tree of ``nodes``.
 
     ``truth[d]``: rank among ``log_probs[d]`` of the token that the target emits at depth d, None when it is
-    not among them or when the continuation has ended.  The tree of N nodes is the first N of any larger
-    one, so a single enumeration answers every budget.
+    not among them or when the continuation has ended.
     """
     known: list[int] = []
     for rank in truth:
         if rank is None:
             break
         known.append(rank)
-    accepted = [0] * len(budgets)
-    if not known:
-        return accepted
+    accepted = 0
     wanted = tuple(known)
-    for number, path in enumerate(best_first(log_probs, max(budgets, default=0))):
-        if path == wanted[: len(path)]:
-            for index, budget in enumerate(budgets):
-                if number < budget:
-                    accepted[index] = len(path)
-            if len(path) == len(wanted):
-                break
+    if wanted:
+        for path in best_first(log_probs, nodes):
+            if path == wanted[: len(path)]:
+                accepted = max(accepted, len(path))
     return accepted
