@@ -28,7 +28,7 @@ install: $(VENV)/.base
 dev: $(VENV)/.dev
 
 demo: $(VENV)/.base
-	$(BIN)/tuner search search_spaces/bundled.yaml
+	$(BIN)/tuner search search_spaces/bundled.yaml --fresh
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
