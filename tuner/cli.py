@@ -213,7 +213,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace the file.")] = False,
 ) -> None:
     """Write a commented search space for a model on this machine."""
-    from engine.machine import detect_machine
+    from engine.estimate import detect_machine
     from tuner.init import write_space
 
     write_space(out, target, draft, detect_machine(), force=force)

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from engine.config import EngineConfig
-from engine.machine import GIB
+from engine.estimate import GIB
 from tuner.budget import CONFIRMED
 from tuner.durations import format_duration
 from tuner.feasible import Pruning, StaticChecks

@@ -10,8 +10,7 @@ import yaml
 
 from engine.config import BUNDLED, DFlashDraft, EngineConfig, Model, draft_folder, target_folder
 from engine.errors import EngineError
-from engine.estimate import DraftShape, Machine, ModelShape, read_draft_shape, read_shape
-from engine.machine import GIB
+from engine.estimate import GIB, DraftShape, Machine, ModelShape, read_draft_shape, read_shape
 from tuner.errors import UsageError
 
 _TEMPLATE = Template("""\
