@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +20,10 @@ from engine.pair.acceptance import (
     verify_rounds,
     walk,
 )
+from engine.pair.card import read_result
+from engine.pair.evaluate import Plan, as_json, measure, report
 from engine.pair.modules import Drafter, Target
+from engine.pair.proof import checks
 from engine.pair.trees import best_first, tree_accepts
 from engine.pair.workload import Prompt
 
@@ -135,3 +140,17 @@ def test_lengths_bound_the_generated_tokens() -> None:
     known = Trajectories(tokens, torch.zeros(2, 6, 1), prompt=2, lengths=[4, 1])
     assert known.generated(0) == [2, 3, 4, 5]
     assert known.generated(1) == [8]
+
+
+def test_evaluation_survives_its_json(target: Target, drafter: Drafter, prompts: list[Prompt], tmp_path: Path) -> None:
+    """Measured cells, written and read back, print the same report; every bound is checked from them."""
+    plan = Plan(blocks=(8, 16), depths=(1, 2), nodes=(CHAIN, 32), temperatures=(0.0, 0.8), new_tokens=32)
+    result = measure(target, drafter, prompts[:6], plan)
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps(as_json(result)))
+    assert report(read_result(path), {}) == report(result, {})
+    verdicts = {row["check"]: row for row in checks(result, {}, weight_bytes=20_000_001)}
+    assert not verdicts["weights, bytes"]["holds"]
+    chain = next(c for c in result["cells"] if (c.block, c.depth, c.nodes, c.temperature) == (16, 2, CHAIN, 0.0))
+    assert verdicts["accept length, block 16, greedy"]["measured"] == chain.accept.weighted
+    assert chain.with_loops.requests >= chain.accept.requests
