@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from engine.model.attention.base import Attention
-from engine.model.layers import Norm, NormRotate, Rotate, Rows, Stack, layer_shapes
+from engine.model.layers import NormRotate, Rotate, Rows, Stack, layer_shapes
 from engine.model.linear import Linear, kernel_for
+from engine.model.norm import Norm
 from engine.model.rope import interleave, rotation_table
 from engine.model.target import Target
 from engine.model.weights import Shapes, dummy_weights, load_weights

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from engine.model.attention.base import Attention
 from engine.model.linear import Linear, kernel_for
+from engine.model.norm import InverseRms, norm_linear
 from engine.model.rope import interleave
 from engine.shape import ModelShape
 
@@ -24,17 +25,6 @@ class Rows:
     write: Tensor  # KV slot each row's key and value go to
     rotation: Tensor  # [N, 1, head_dim / 2] complex
     plan: Any  # of the attention kernel
-
-
-class Norm:
-    """RMSNorm over the last dimension (arXiv 1910.07467)."""
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        self._weight, self._eps, self._shape = weight, eps, tuple(weight.shape)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalise [..., hidden]."""
-        return F.rms_norm(x, self._shape, self._weight, self._eps)
 
 
 class Rotate:
@@ -50,14 +40,13 @@ class NormRotate:
 
     def __init__(self, weight: Tensor, eps: float) -> None:
         wide = torch.promote_types(weight.dtype, torch.float32)
-        self._weight, self._eps = weight.to(wide), eps
-        self._dtype, self._size = wide, weight.shape[-1]
+        self._weight, self._dtype = weight.to(wide), wide
+        self._scale = InverseRms(eps, weight.shape[-1], wide, weight.device)
 
     def __call__(self, heads: Tensor, rotation: Tensor) -> Tensor:
         """Normalise and rotate [N, heads, head_dim]; `weight` is [heads, head_dim]."""
         x = heads.to(self._dtype)
-        scale = torch.linalg.vector_norm(x, 2, -1, True).square_().mul_(1 / self._size).add_(self._eps).rsqrt_()
-        return rotate((x * scale).mul_(self._weight), rotation)
+        return rotate((x * self._scale(x)).mul_(self._weight), rotation)
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
@@ -75,26 +64,25 @@ class Layer:
         get = _Getter(tensors, prefix)
         first = get("input_layernorm.weight")
         kernel = kernel_for(first.device, first.dtype)
-        self._input_norm = Norm(first, shape.norm_eps)
-        self._post_norm = Norm(get("post_attention_layernorm.weight"), shape.norm_eps)
         self._position = _position(shape, get)
         qkv, bias = projection(shape, get)
-        self._qkv: Linear = kernel(qkv, bias)
+        self._qkv = norm_linear(first, shape.norm_eps, qkv, bias)
         self._out: Linear = kernel(get("self_attn.o_proj.weight"), get.optional("self_attn.o_proj.bias"))
         gate_up = torch.cat([get("mlp.gate_proj.weight"), get("mlp.up_proj.weight")])
         gate_up_bias = get.join("mlp.gate_proj.bias", "mlp.up_proj.bias")
-        self._gate_up: Linear = kernel(gate_up, gate_up_bias)
+        post_norm = get("post_attention_layernorm.weight")
+        self._gate_up = norm_linear(post_norm, shape.norm_eps, gate_up, gate_up_bias)
         self._down: Linear = kernel(get("mlp.down_proj.weight"), get.optional("mlp.down_proj.bias"))
 
     def __call__(self, x: Tensor, rows: Rows, pool: Tensor) -> Tensor:
         """Return [N, hidden] after the layer; writes the rows' keys and values into `pool` first."""
         shape = self._dims
-        heads = self._qkv(self._input_norm(x)).view(x.shape[0], self._mixed + shape.kv_heads, shape.head_dim)
+        heads = self._qkv(x).view(x.shape[0], self._mixed + shape.kv_heads, shape.head_dim)
         mixed = heads[:, : self._mixed]
         mixed.copy_(self._position(mixed, rows.rotation))
         pool.index_copy_(0, rows.write, heads[:, shape.heads :])
         x = self._out.add(self._attention(heads[:, : shape.heads], pool, rows.plan), x)
-        gate_up = self._gate_up(self._post_norm(x))
+        gate_up = self._gate_up(x)
         gated = F.silu(gate_up[:, : shape.intermediate]).mul_(gate_up[:, shape.intermediate :])
         return self._down.add(gated, x)
 

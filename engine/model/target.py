@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.model.attention.base import Attention
-from engine.model.layers import Norm, Rows, Stack, layer_shapes
+from engine.model.layers import Rows, Stack, layer_shapes
 from engine.model.linear import Linear, kernel_for
+from engine.model.norm import Norm
 from engine.model.rope import rotation_table
 from engine.model.weights import dummy_weights, load_weights
 from engine.shape import ModelShape
