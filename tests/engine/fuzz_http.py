@@ -4,7 +4,7 @@
 
 `attacks` makes them, `attack` sends them over raw sockets and judges the answers: every one of them is either an
 HTTP answer whose error, if any, is OpenAI's JSON with the same code, or a closed connection; never a 5xx without a
-cause (501 says what is not built, 503 that there is too much at once).
+cause (503 says that there is too much at once).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 SECONDS = 30.0  # for one exchange; the server's own limits are shorter
-CAUSED = {501, 503}
+CAUSED = {503}
 PATHS = ("/v1/completions", "/v1/chat/completions")
 
 
@@ -266,7 +266,7 @@ class Maker:
                 (self._request(body, PATHS[0], content_type="text/plain"), 415),
                 (self._request(body, PATHS[0], content_type=""), 415),
                 (self._request(body.replace(b'"model": ', b'"model": "no-', 1).replace(b'-"', b"-"), PATHS[0]), 404),
-                (self._request(body, "/policy"), 501),
+                (self._request(body, "/policy"), 400),
                 (self._request(b"", "/v1/models/" + "x" * 5000, "GET"), 404),
             ]
         )
