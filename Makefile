@@ -46,7 +46,7 @@ PROOFS := pair engine main
 .PHONY: $(addprefix proof-,$(PROOFS))
 
 proof-pair: $(VENV)/.dev
-	$(BIN)/python -m benchmarks.proof pair
+	$(BIN)/python -m engine.pair.evaluate --proof benchmarks/proofs/pair.json
 
 proof-engine: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.proof engine
