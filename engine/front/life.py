@@ -70,7 +70,8 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
         import uvloop
     except ImportError:
         return asyncio.new_event_loop
-    return uvloop.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
 
 
 def allow_files(wanted: int) -> int:
