@@ -9,7 +9,8 @@ from typing import Any
 
 from tuner.provenance import collect
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def bundled_prompts() -> list[tuple[int, ...]]:
@@ -19,9 +20,14 @@ def bundled_prompts() -> list[tuple[int, ...]]:
     return [tuple(prompt.token_ids) for prompt in load_workload()]
 
 
+def command_line() -> list[str]:
+    """Return this run's arguments, paths below the repository without where it lies."""
+    return [word.removeprefix(f"{ROOT}/") for word in sys.argv]
+
+
 def write(path: Path, result: dict[str, Any]) -> None:
     """Write a result beside what it was measured with."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"schema": 1, "provenance": collect(sys.argv, seed=0)} | result
+    document = {"schema": 1, "provenance": collect(command_line(), seed=0)} | result
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {path}")

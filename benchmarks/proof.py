@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.common import command_line
 from tuner.provenance import collect, git_state
 
 PROOFS = Path(__file__).parent / "proofs"
@@ -57,7 +58,7 @@ def _write(path: Path, name: str, steps: dict[str, Any]) -> None:
         "schema": 1,
         "proof": name,
         "command": f"make proof-{name}",
-        "provenance": collect(sys.argv, seed=0),
+        "provenance": collect(command_line(), seed=0),
         "passed": all(step["passed"] for step in steps.values()),
         "steps": steps,
     }
