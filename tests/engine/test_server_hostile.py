@@ -66,14 +66,14 @@ def test_malformed_requests(served: Served, seed: int) -> None:
 # Readers that stop, and readers that leave
 
 
-async def stalled(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def stalled(port: int, tokens: int = MANY) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Ask for a stream of many megabytes and read only its beginning."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.setblocking(False)
     await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
     reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
-    writer.write(completion(stream=True, max_tokens=MANY, return_token_ids=True))
+    writer.write(completion(stream=True, max_tokens=tokens, return_token_ids=True))
     assert (await reader.read(10)).startswith(b"HTTP/1.1 2")
     return reader, writer
 
@@ -110,11 +110,13 @@ def test_a_slow_reader_gets_everything(served: Served) -> None:
 
 def test_a_reader_that_stalls_for_long_is_dropped(folder: Path) -> None:
     async def scene(served: Served) -> None:
-        _, writer = await stalled(served.port)
+        _, writer = await stalled(served.port, tokens=8_000_000)
         await until(served, lambda metrics: 'finish_reason="aborted"' in metrics)
         writer.close()
 
-    with fake(folder, *LONG, limits={"stall_seconds": 0.3}) as served:
+    # 4,000 rounds of 10 ms: the answer can't end, however slow the front is, before its reader has been dropped.
+    endless = ("--rows", "2000", "--max-len", "10000000", "--delay", "0.01")
+    with fake(folder, *endless, limits={"stall_seconds": 0.3}) as served:
         asyncio.run(scene(served))
 
 
