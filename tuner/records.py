@@ -269,6 +269,9 @@ class Level(Record):
         default_factory=dict, description="95 % intervals, [low, high] by metric name."
     )
     n: NonNegativeInt = Field(description="Requests measured.")
+    server: dict[str, Any] | None = Field(
+        None, description="What the server counted meanwhile: seconds of its rounds by part, acceptance by position."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -22,6 +22,7 @@ import yaml
 from engine import backends
 from engine.backends import Backend
 from engine.errors import EngineError
+from tuner.counters import between, read_counters
 from tuner.errors import TunerError
 from tuner.executors.base import Lease
 from tuner.failures import Remains, classify, from_error, from_trace
@@ -125,9 +126,12 @@ async def _try(
     levels: list[Level] = []
     for index, concurrency in enumerate(spec.levels):
         with journal.level(concurrency) as done:
+            before = await read_counters(server.endpoint, backend.probes.server_info)
             level = await _level(spec, server, held, backend, requests, index, concurrency)
             if isinstance(level, Remains):
                 return Outcome(tuple(levels), resolved, level)
+            after = await read_counters(server.endpoint, backend.probes.server_info)
+            level = level.model_copy(update={"server": between(before, after)})
             done(level)
         levels.append(level)
     return Outcome(tuple(levels), resolved)
