@@ -1,9 +1,8 @@
 """From what is left of a failed trial to its cause: Failure(kind, stage, evidence, advice). Pure.
 
 The order of trust: what the tuner saw itself (a wrong model, a stolen port), then the server's structured word (its
-exit code and the JSON line that goes with it), then patterns anchored to the words of a known message, then
-`crashed` with the evidence. A pattern is matched line by line from the end of the log, so that the last thing a
-server said decides, and a number in the message goes into the advice.
+exit code and the JSON line that goes with it), then the messages of `symptoms.py`, then `crashed` with the evidence.
+A number in a message goes into the advice.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import get_args
 
+from engine.config import EngineConfig
+from tuner import symptoms
 from tuner.records import Failure, FailureKind, Stage
 from tuner.supervise import Exit
 
@@ -59,13 +60,17 @@ KILLED_ADVICE = (
     "then lower memory.kv_tokens or memory.max_running"
 )
 
+# SGLang's launcher kills its own tree, itself included, when a child has failed.
+SUICIDE = re.compile(r"Received sigquit from a child process|kill_process_tree")
+
 
 @dataclass(frozen=True)
 class Remains:
     """What is known when a trial fails.
 
     `seen`: the kind, when the tuner saw the cause itself. `reason`: one line about it. `exit`: how the server
-    ended, None while it lives. `tail`: the end of its log.
+    ended, None while it lives. `tail`: the end of its log. `advice`: what to do, when who saw it knows better
+    than the kind. `config`: what was asked for, so that advice can name numbers.
     """
 
     stage: Stage
@@ -73,104 +78,8 @@ class Remains:
     seen: FailureKind | None = None
     exit: Exit | None = None
     tail: str = ""
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """A message of a known cause. `advise` may use the numbers of the match."""
-
-    kind: FailureKind
-    regex: re.Pattern[str]
-    advise: Callable[[re.Match[str]], str] | None = None
-
-
-def _pattern(kind: FailureKind, regex: str, advise: Callable[[re.Match[str]], str] | None = None) -> Pattern:
-    return Pattern(kind, re.compile(regex, re.IGNORECASE), advise)
-
-
-def _short_by(match: re.Match[str]) -> str:
-    return f"{ADVICE['oom_start']}: an allocation of {match['size'].strip()} did not fit"
-
-
-def _fits_by(match: re.Match[str]) -> str:
-    return f"set model.max_len to at most {match['fits']}, or give the KV cache more memory"
-
-
-# Messages of PyTorch, CUDA, NCCL, Triton, Hugging Face, SGLang, vLLM and the kernel. Within one line the first
-# pattern that matches counts; lines are read from the last.
-PATTERNS: tuple[Pattern, ...] = (
-    _pattern("disk_full", r"\bNo space left on device\b|\bDisk quota exceeded\b|\[Errno 28\]"),
-    _pattern(
-        "gated_model",
-        r"\bGatedRepoError\b|Cannot access gated repo|Access to model .{1,120} is restricted"
-        r"|401 Client Error.*huggingface|awaiting a review from the repo authors",
-    ),
-    _pattern(
-        "oom_capture",
-        r"Capture cuda graph failed.*out of memory|OutOfMemoryError.*graph|out of memory.*(captur|cuda graph)",
-    ),
-    _pattern(
-        "graph_capture",
-        r"Capture cuda graph failed|cudaErrorStreamCapture\w+|operation (would make|failed due to) .*stream.*captur"
-        r"|operation not permitted when stream is capturing|CUDA graph capture failed|Failed to capture .{0,40}graph",
-    ),
-    _pattern(
-        "oom_start",
-        r"(CUDA|HIP) out of memory\. Tried to allocate (?P<size>[\d.]+ [KMGT]iB)",
-        _short_by,
-    ),
-    _pattern(
-        "oom_start",
-        r"\bOutOfMemoryError\b|\b(CUDA|HIP) (error: )?out of memory\b|cudaErrorMemoryAllocation"
-        r"|Not enough memory\. Please try|No available memory for the cache blocks"
-        r"|DefaultCPUAllocator: can't allocate memory|\bMemoryError\b|std::bad_alloc"
-        r"|Free memory on device .* is less than desired GPU memory utilization"
-        r"|Out of memory: Killed process",
-    ),
-    _pattern(
-        "oom_start",
-        r"max seq(uence)? len(gth)? \(?\d+\)? is larger than the maximum number of tokens.*KV cache \(?(?P<fits>\d+)",
-        _fits_by,
-    ),
-    _pattern(
-        "distributed_init",
-        r"\bncclUnhandledCudaError\b|\bncclSystemError\b|\bncclInternalError\b|NCCL error in"
-        r"|DistBackendError|DistNetworkError|DistStoreError|init_process_group.*(timed out|failed)"
-        r"|The client socket has timed out after|Some NCCL operations have failed or timed out",
-    ),
-    _pattern(
-        "port",
-        r"Address already in use|\[Errno (98|48)\]|EADDRINUSE|error while attempting to bind on address",
-    ),
-    _pattern(
-        "kernel_compile",
-        r"triton\.compiler\.errors\.\w+|CompilationError|OutOfResources: out of resource|ninja: build stopped"
-        r"|nvcc fatal|Error building extension|no kernel image is available for execution on the device"
-        r"|Failed to find C compiler|ptxas (fatal|error)",
-    ),
-    _pattern(
-        "unsupported_model",
-        r"Model architectures? .{1,200} (is|are) not supported|Unsupported (model )?architecture"
-        r"|does not recognize this architecture|trust_remote_code=True|Unrecognized (model in|configuration class)",
-    ),
-    _pattern(
-        "missing_file",
-        r"FileNotFoundError|No such file or directory|RepositoryNotFoundError|EntryNotFoundError"
-        r"|LocalEntryNotFoundError"
-        r"|is not a local folder and is not a valid model identifier|SafetensorError|Cannot find any model weights"
-        r"|does not appear to have a file named|OSError: Can't load",
-    ),
-    _pattern(
-        "config",
-        r"error: (unrecognized arguments|argument |the following arguments are required|ambiguous option)"
-        r"|: No such command|ValidationError.* for (EngineArgs|VllmConfig|ModelConfig|SpeculativeConfig)",
-    ),
-    _pattern(
-        "garbage_output",
-        r"NaN happened|Detected NaN|probability tensor contains either `inf`, `nan`",
-    ),
-    _pattern("no_progress", r"watchdog timeout|Watchdog caught collective operation timeout"),
-)
+    advice: str = ""
+    config: EngineConfig | None = None
 
 
 def classify(remains: Remains) -> Failure:
@@ -214,7 +123,7 @@ def engine_word(tail: str) -> Word | None:
 def _cause(remains: Remains, word: Word | None) -> tuple[FailureKind, str, str]:
     """Return (kind, advice or "", the line that says so or "")."""
     if remains.seen is not None:
-        return remains.seen, "", ""
+        return remains.seen, remains.advice, ""
     if word is not None and word.kind != "crashed":
         kind = _by_stage(word.kind, remains.stage)
         return (
@@ -222,33 +131,35 @@ def _cause(remains: Remains, word: Word | None) -> tuple[FailureKind, str, str]:
             f"{ADVICE[kind]} ({word.message})" if word.message else "",
             word.line,
         )
-    code = remains.exit.code if remains.exit is not None else None
-    if (found := match_log(remains.tail)) is not None:
-        pattern, match, line = found
-        kind = _by_stage(pattern.kind, remains.stage)
-        advice = pattern.advise(match) if pattern.advise is not None and kind == pattern.kind else ""
-        return kind, advice, line
+    if (symptom := _symptom(remains)) is not None:
+        return _by_stage(symptom.kind, remains.stage, symptom.line), symptom.advice, symptom.line
     if word is not None:
         return "crashed", "", word.line
+    code = remains.exit.code if remains.exit is not None else None
     if code in EXIT_KINDS and _is_engine(remains.tail):
         return _by_stage(EXIT_KINDS[code], remains.stage), "", ""
-    if remains.exit is not None and remains.exit.signal == signal.SIGKILL:
+    if remains.exit is not None and remains.exit.signal == signal.SIGKILL and not SUICIDE.search(remains.tail):
         return "crashed", KILLED_ADVICE, ""
     return "crashed", "", ""
 
 
-def match_log(tail: str) -> tuple[Pattern, re.Match[str], str] | None:
-    """Return the pattern that matches the latest line any matches, its match and that line."""
-    for line in reversed(tail.splitlines()):
-        for pattern in PATTERNS:
-            if (match := pattern.regex.search(line[: 4 * LINE_WIDTH])) is not None:
-                return pattern, match, line
-    return None
+def _symptom(remains: Remains) -> symptoms.Symptom | None:
+    """Read the log; where it is silent, what the server answered (`reason`)."""
+    if (found := symptoms.find(symptoms.Facts(remains.config, remains.tail))) is not None:
+        return found
+    return symptoms.find(symptoms.Facts(remains.config, remains.reason))
 
 
-def _by_stage(kind: FailureKind, stage: Stage) -> FailureKind:
-    """Memory that runs out under load is another failure than at the start."""
-    return "oom_load" if kind == "oom_start" and stage in ("parity", "load") else kind
+def _by_stage(kind: FailureKind, stage: Stage, line: str = "") -> FailureKind:
+    """The same message means another thing before the first answer than under load."""
+    serving = stage in ("parity", "load")
+    if kind == "oom_start" and serving:
+        return "oom_load"
+    if kind == "distributed_init" and serving:
+        return "crashed"  # they had found each other
+    if kind == "no_progress" and not serving and "collective" in line.lower():
+        return "distributed_init"
+    return kind
 
 
 def _is_engine(tail: str) -> bool:

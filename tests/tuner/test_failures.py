@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.config import EngineConfig
 from engine.errors import EngineError, Exit
-from tuner import failures
+from tuner import failures, symptoms
 from tuner.failures import ADVICE, EXIT_KINDS, Remains, classify, engine_word, from_error, from_trace
 from tuner.records import FailureKind, Stage
 from tuner.supervise import Exit as Ended
@@ -96,7 +97,8 @@ LOGS: list[tuple[str, str]] = [
     ("config", "launch_server.py: error: ambiguous option: --cuda-graph-bs could match --cuda-graph-bs-decode"),
     ("config", "vllm: error: unrecognized arguments: --speculative-dflash-draft-window-size 64"),
     ("garbage_output", "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0"),
-    ("no_progress", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)"),
+    ("distributed_init", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12)"),
+    ("no_progress", "[2026-01-01 00:00:00] Scheduler watchdog timeout (watchdog_timeout=300.0)"),
     ("crashed", "TypeError: 'NoneType' object is not subscriptable"),
     ("crashed", "Segmentation fault (core dumped)"),
     ("crashed", ""),
@@ -121,7 +123,7 @@ def test_ordinary_words_name_no_cause() -> None:
         "INFO: config loaded from /models/x/config.json",
         "WARNING: dist timeout is 600",
     ]
-    assert failures.match_log("\n".join(lines)) is None
+    assert symptoms.find(symptoms.Facts(None, "\n".join(lines))) is None
 
 
 def test_the_last_word_decides_and_its_number_is_in_the_advice() -> None:
@@ -135,6 +137,108 @@ def test_the_last_word_decides_and_its_number_is_in_the_advice() -> None:
         " in KV cache (4096)."
     )
     assert "4096" in classify(Remains("launch", tail=limit)).advice
+
+
+CAPTURE_TRACE = """\
+[2026-02-01 10:00:00 TP0] Capture cuda graph begin. This can take up to several minutes. avail mem=9.31 GB
+[2026-02-01 10:00:05 TP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "/x/sglang/srt/managers/scheduler.py", line 2255, in run_scheduler_process
+    scheduler = Scheduler(server_args, port_args, gpu_id, tp_rank)
+  File "/x/sglang/srt/model_executor/cuda_graph_runner.py", line 663, in capture_one_batch_size
+    out = run_once()
+  File "/x/sglang/srt/models/dflash.py", line 88, in forward
+    hidden = spec_info.hidden_states.shape[-1]
+{error}
+[2026-02-01 10:00:06] Received sigquit from a child process. It usually means the child failed."""
+
+
+def test_a_nonetype_error_in_capture_is_named() -> None:
+    error = "AttributeError: 'NoneType' object has no attribute 'shape'"
+    for tail in (
+        CAPTURE_TRACE.format(error=error),
+        f"Exception: Capture cuda graph failed: {error.removeprefix('AttributeError: ')}\nPossible solutions:\n1. ...",
+    ):
+        failure = classify(Remains("launch", exit=Ended(None, 9), tail=tail))
+        assert failure.kind == "graph_capture"
+        assert "NoneType error while a graph was captured" in failure.advice
+        assert any("'NoneType' object has no attribute 'shape'" in line for line in failure.evidence)
+    done = "Capture cuda graph end. Time elapsed: 3.1 s\nTraceback (most recent call last):\n" + error
+    assert classify(Remains("load", tail=f"Capture cuda graph begin.\n{done}")).kind == "crashed"
+
+
+def test_memory_that_runs_out_in_capture_is_told_apart() -> None:
+    error = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of"
+        " 80.00 GiB of which 204.80 MiB is free. Process 4711 has 79.10 GiB memory in use."
+    )
+    config = EngineConfig.model_validate({"model": {"target": "x"}, "memory": {"kv_fraction": 0.85}})
+    failure = classify(Remains("launch", tail=CAPTURE_TRACE.format(error=error), config=config))
+    assert failure.kind == "oom_capture"
+    assert failure.advice.startswith("lower memory.kv_fraction to 0.82: short by 2.3 GiB")
+    plain = classify(Remains("launch", tail=f"Load weight begin.\n{error}", config=config))
+    assert plain.kind == "oom_start"
+    assert plain.advice.startswith("lower memory.kv_fraction to 0.82: short by 2.3 GiB")
+
+
+@pytest.mark.parametrize(
+    ("memory", "log", "advice"),
+    [
+        (
+            {},
+            "server_args=ServerArgs(mem_fraction_static=0.88, …)",
+            "lower memory.kv_fraction to 0.85: short by 2.0 GiB",
+        ),
+        ({}, "", "lower memory.kv_fraction or memory.kv_tokens: short by 2.0 GiB"),
+        (
+            {"kv_tokens": 40000},
+            "KV Cache is allocated. #tokens: 40000, K size: 5.00 GB, V size: 5.00 GB",
+            "lower memory.kv_tokens to 32000: short by 2.0 GiB",
+        ),
+        ({"kv_tokens": 40000}, "", "lower memory.kv_tokens: short by 2.0 GiB"),
+    ],
+)
+def test_advice_names_the_number(memory: dict[str, float], log: str, advice: str) -> None:
+    config = EngineConfig.model_validate({"model": {"target": "x"}, "memory": memory})
+    oom = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 0 bytes is"
+    oom += " free."
+    assert classify(Remains("launch", tail=f"{log}\n{oom}", config=config)).advice.startswith(advice)
+
+
+def test_vllm_says_how_much_is_free() -> None:
+    line = (
+        "ValueError: Free memory on device cuda:0 (59.32/79.15 GiB) on startup is less than desired GPU memory"
+        " utilization (0.9, 71.24 GiB). Decrease GPU memory utilization"
+    )
+    assert classify(Remains("launch", tail=line)).advice == "lower memory.kv_fraction to 0.74: short by 11.9 GiB"
+
+
+def test_a_cause_goes_before_what_follows_from_it() -> None:
+    later = [
+        "[rank1]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356, remote process exited",
+        "RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/psm_1a2b3c'",
+        "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+    ]
+    oom = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
+    assert classify(Remains("launch", tail="\n".join([oom, *later]))).kind == "oom_start"
+    assert classify(Remains("launch", tail="\n".join(later))).kind == "distributed_init"
+    assert classify(Remains("launch", tail=later[2])).kind == "crashed"
+
+
+def test_a_dump_of_arguments_names_no_cause() -> None:
+    dump = "server_args=ServerArgs(model_path='/m', trust_remote_code=True, disable_cuda_graph=False, nccl_port=None)"
+    assert symptoms.find(symptoms.Facts(None, dump)) is None
+
+
+def test_a_launcher_that_kills_itself_was_not_killed_by_the_kernel() -> None:
+    tail = "Received sigquit from a child process. It usually means the child failed."
+    assert "dmesg" not in classify(Remains("launch", exit=Ended(None, 9), tail=tail)).advice
+    assert "dmesg" in classify(Remains("launch", exit=Ended(None, 9), tail="Load weight begin.")).advice
+
+
+def test_what_the_server_answered_is_read_too() -> None:
+    reason = '3 completions failed; the last: HTTP 500: {"message": "CUDA out of memory. Tried to allocate 1.00 GiB."}'
+    assert classify(Remains("ready", reason=reason, tail="INFO: fine")).kind == "oom_start"
 
 
 def test_a_word_cut_by_the_tail_is_passed_over() -> None:
