@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SEAM = ("engine.config", "engine.protocol", "engine.estimate", "engine.backends", "engine.errors")
+SEAM = ("engine.config", "engine.protocol", "engine.estimate", "engine.backends", "engine.errors", "engine.loops")
 LIGHT = (*SEAM, "engine.wire")
 MACHINE_PATH = re.compile(r"^/(work|home|root|mnt|opt|srv|Users|media)(/|$)")
 

@@ -13,8 +13,8 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from engine.loops import loops
 from engine.pair.corpus import Document
-from engine.pair.loops import loops
 from engine.pair.tokenizer import END_OF_TEXT_ID, IM_END_ID, IM_START_ID, STOP_IDS
 from engine.pair.workload import Prompt
 

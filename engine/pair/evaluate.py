@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from engine.loops import loops, recurs
 from engine.pair.acceptance import (
     CHAIN,
     AcceptLength,
@@ -30,7 +31,6 @@ from engine.pair.acceptance import (
     verify_rounds,
 )
 from engine.pair.checkpoint import load_drafter, load_target
-from engine.pair.loops import loops, recurs
 from engine.pair.modules import Drafter, Target
 from engine.pair.paths import DRAFT, TARGET, TRAINING, WORKLOAD
 from engine.pair.tokenizer import STOP_IDS

@@ -6,12 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.pair.loops import MAX_PERIOD, WINDOW
+from engine.loops import MAX_PERIOD, WINDOW
 from engine.pair.modules import Rope, Target, rope_tables
 
 
 def looping(tokens: Tensor) -> Tensor:
-    """:func:`engine.pair.loops.loops` for every row of ``tokens`` [B, T] at once: bool [B]."""
+    """:func:`engine.loops.loops` for every row of ``tokens`` [B, T] at once: bool [B]."""
     if tokens.shape[1] < WINDOW:
         return torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     tail = tokens[:, -WINDOW:]

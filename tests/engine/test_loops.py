@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.loops import loop_share, loops
 from engine.pair.generate import looping
-from engine.pair.loops import loop_share, loops
 
 
 def brute_force(tokens: list[int]) -> bool:
@@ -56,6 +56,6 @@ def test_edges() -> None:
 
 
 def test_no_torch_is_imported() -> None:
-    code = "import sys, engine.pair.loops, engine.pair.workload, engine.pair.paths; print('torch' in sys.modules)"
+    code = "import sys, engine.loops, engine.pair.workload, engine.pair.paths; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -1,6 +1,6 @@
 """The one rule for degenerate text: a generation *loops* when its last 48 tokens have a period <= 16.
 
-The pair's evaluation, the tuner's garbage gate and the report all call :func:`loops`, so a looping
+The pair's evaluation, the tuner's parity gate and the report all call :func:`loops`, so a looping
 generation means the same thing everywhere.  No imports beyond the standard library.
 """
 
