@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.backends.base import Backend, Launch, MetricNames, Probes, RequestStats
+from engine.backends.base import Answer, Ask, Backend, Launch, MetricNames, Probes, RequestStats, Score
 from engine.backends.commands import Command, commands_file, find_command, load_commands
 from engine.backends.native import Native
 from engine.config import EngineConfig, draft_folder, target_folder
@@ -10,6 +10,8 @@ from engine.errors import NotYet
 from engine.estimate import DraftShape, Machine, Refusal, check, draft_paths, read_draft_shape, read_shape
 
 __all__ = [
+    "Answer",
+    "Ask",
     "Backend",
     "Command",
     "Launch",
@@ -17,6 +19,7 @@ __all__ = [
     "Native",
     "Probes",
     "RequestStats",
+    "Score",
     "commands_file",
     "find_command",
     "get",

@@ -53,6 +53,45 @@ class RequestStats:
     verify_count: int | None
 
 
+@dataclass(frozen=True)
+class Ask:
+    """A greedy completion by token ids: what the parity gate asks of every server.
+
+    Exactly one of `prompt` (token ids or text) and `messages`. `top`: alternatives scored at every position, 0 asks
+    for ids alone. `echo`: score the prompt's tokens too, which are then given as ids.
+    """
+
+    model: str
+    max_tokens: int
+    prompt: tuple[int, ...] | str = ()
+    messages: tuple[Mapping[str, Any], ...] | None = None
+    top: int = 0
+    echo: bool = False
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True)
+class Score:
+    """How likely the target finds a token, and its likeliest alternatives (id, log-probability), best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said to an `Ask`: token ids, a final eos included, never text tokenised anew.
+
+    `scores`: one a token, where asked for. `prompt_scores`: one a prompt token with `echo`; None for the first.
+    """
+
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    scores: tuple[Score | None, ...] = ()
+    prompt_scores: tuple[Score | None, ...] = ()
+    stats: RequestStats = RequestStats(None, None)
+
+
 class Backend(Protocol):
     """A server that an EngineConfig can run on."""
 
@@ -89,6 +128,22 @@ class Backend(Protocol):
 
     def request_stats(self, body: Mapping[str, Any]) -> RequestStats:
         """Read a completion's statistics from its body (when streamed: its last chunk)."""
+        ...
+
+    def ask(self, ask: Ask) -> tuple[str, dict[str, Any]]:
+        """Return (path, JSON body) of a greedy completion by token ids, not streamed.
+
+        Raises:
+            ConfigError: this server cannot be asked so.
+        """
+        ...
+
+    def answer(self, ask: Ask, body: Mapping[str, Any]) -> Answer:
+        """Read the JSON that came back with status 200.
+
+        Raises:
+            ConfigError: token ids or scores are missing.
+        """
         ...
 
     def resolved(self, server_info: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.backends.base import Launch, MetricNames, Probes, RequestStats
+from engine.backends.base import Answer, Ask, Launch, MetricNames, Probes, RequestStats
+from engine.backends.tokens import answer_by_ids, ask_by_ids
 from engine.config import (
     BUNDLED,
     Captured,
@@ -229,6 +230,14 @@ class Native:
             float(length) if isinstance(length, int | float) else None,
             count if isinstance(count, int) else None,
         )
+
+    def ask(self, ask: Ask) -> tuple[str, dict[str, Any]]:
+        """See `tokens.ask_by_ids`."""
+        return ask_by_ids(ask)
+
+    def answer(self, ask: Ask, body: Mapping[str, Any]) -> Answer:
+        """See `tokens.answer_by_ids`."""
+        return answer_by_ids(ask, body, self.request_stats(body))
 
     def resolved(self, server_info: Mapping[str, Any]) -> dict[str, Any]:
         """Return `config` of the server's answer."""
