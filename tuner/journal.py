@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tuner.records import Event, EventKind, Level, Stage, TrialRecord, TrialSpec
+from tuner.reference import Reference
 
 
 class Journal:
@@ -37,6 +38,10 @@ class Journal:
     def tell(self, text: str) -> None:
         """Say a line about the current stage."""
         self._say("progress", text=text)
+
+    def refer(self, reference: Reference) -> None:
+        """Hand over the reference of the study."""
+        self._say("progress", text=f"{len(reference.texts)} reference texts", reference=reference)
 
     def waiting(self, text: str, stage: Stage) -> None:
         """Say why a stage still waits; enters it."""
@@ -73,6 +78,7 @@ class Journal:
         text: str = "",
         level: int | None = None,
         data: dict[str, Any] | None = None,
+        reference: Reference | None = None,
         record: TrialRecord | None = None,
     ) -> None:
         self._emit(
@@ -84,6 +90,7 @@ class Journal:
                 time=time.time(),
                 text=text,
                 data=data,
+                reference=reference,
                 record=record,
             )
         )

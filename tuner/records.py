@@ -29,6 +29,7 @@ from pydantic import (
 
 from engine.config import EngineConfig, Size, Strict, Word
 from tuner.durations import Duration
+from tuner.reference import Parity, Peer, Reference
 
 SCHEMA = 1
 
@@ -238,6 +239,8 @@ class TrialSpec(Strict):
     slo: dict[str, FiniteFloat] = Field(default_factory=dict, description="Upper limits for `goodput_rps`.")
     limits: Limits = Limits()
     lease: LeaseRequest = LeaseRequest()
+    reference: Reference | None = Field(None, description="What the baseline's server wrote; it is judged by this.")
+    peer: Peer | None = Field(None, description="The trial that its acceptance must not fall far below.")
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True, serialize_by_alias=True
@@ -301,6 +304,7 @@ class TrialRecord(Record):
     resolved: dict[str, Any] | None = Field(None, description="The config that the server says it runs.")
     levels: tuple[Level, ...] = ()
     failure: Failure | None = None
+    parity: Parity | None = Field(None, description="What the parity gate saw; null is a trial that did not reach it.")
     seconds: dict[str, FiniteFloat] = Field(default_factory=dict, description="By stage; load is the sum of levels.")
     headroom: dict[str, Any] | None = Field(None, description="Achieved share of the machine's roofline, by level.")
     of: NonNegativeInt | None = Field(None, description="The trial that a repeat or confirmation measures again.")
@@ -320,7 +324,7 @@ class Event(Record):
     """One line of a worker's stdout and of `events.jsonl`.
 
     kind: `begin` and `end` of a stage, or of a level where `level` is set (its end has `data` = the Level);
-    `progress` in between; `record` last.
+    `progress` in between; `record` last. The baseline's gate sends the reference that the others are judged by.
     """
 
     schema_: Literal[1] = Field(1, alias="schema")
@@ -331,6 +335,7 @@ class Event(Record):
     time: FiniteFloat = Field(description="Unix time.")
     text: str = Field("", description="One line for people.")
     data: dict[str, Any] | None = None
+    reference: Reference | None = Field(None, description="Kept in `reference.json`, never in `events.jsonl`.")
     record: TrialRecord | None = None
 
 

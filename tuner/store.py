@@ -4,6 +4,7 @@ space.yaml        what was asked, a copy
 provenance.json   on what machine, with which versions
 events.jsonl      what happened, for live views
 trials.jsonl      the truth: one record per launch or refused point
+reference.json    the baseline's own texts, by which all others are judged
 front.json        derived, rewritten whole
 launch.yaml, report.html, logs/
 """
@@ -23,6 +24,7 @@ from pydantic import ValidationError
 
 from tuner.errors import StudyError
 from tuner.records import Event, TrialRecord
+from tuner.reference import Reference
 
 MAX_LINE = 8 * 2**20
 
@@ -52,6 +54,11 @@ class StudyFolder:
     def trials(self) -> Path:
         """The truth."""
         return self.path / "trials.jsonl"
+
+    @property
+    def reference(self) -> Path:
+        """The baseline's own texts."""
+        return self.path / "reference.json"
 
     @property
     def front(self) -> Path:
@@ -130,6 +137,32 @@ class StudyFolder:
                 message = f"{self.trials}:{number}: not a trial record: {where + ': ' if where else ''}{detail['msg']}"
                 raise StudyError(f"{message}; repair or remove that line") from error
         return records
+
+    def read_reference(self) -> Reference | None:
+        """Return the texts by which candidates are judged, None when the baseline left none.
+
+        Raises:
+            StudyError: the file cannot be read or is no reference.
+        """
+        if not self.reference.is_file():
+            return None
+        try:
+            return Reference.model_validate_json(self.reference.read_bytes())
+        except (OSError, ValidationError) as error:
+            detail = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
+            raise StudyError(f"{self.reference}: not a reference: {detail}; restore it, or start anew") from error
+
+    def write_reference(self, reference: Reference) -> None:
+        """Keep the texts by which candidates are judged.
+
+        Raises:
+            StudyError: the file cannot be written.
+        """
+        try:
+            write_atomic(self.reference, reference.model_dump_json() + "\n")
+        except OSError as error:
+            message = f"{self.reference}: cannot be written: {error.strerror or error}; free some disk and resume"
+            raise StudyError(message) from error
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
+from tuner.acceptance import peer_of
 from tuner.budget import CONFIRMED, Ledger, launched, reserve, seconds_left, trial_seconds, why_stop
 from tuner.errors import NothingFeasible, StudyError, UsageError
 from tuner.executors.base import Executor
@@ -118,6 +119,7 @@ class Search:
         self._gpu = gpu
         self._budget = space.file.study.budget
         self._records = folder.read_trials()
+        self._reference = folder.read_reference()
         self._began = time.monotonic()
         self._earlier = sum(trial_seconds(record) for record in self._records)
         self._durations = [trial_seconds(r) for r in self._records if r.state != "infeasible"]
@@ -212,6 +214,10 @@ class Search:
         said: TrialRecord | None = None
         with self._executor.run(spec) as events:
             for event in events:
+                if event.reference is not None:
+                    self._reference = event.reference
+                    self._folder.write_reference(event.reference)
+                    event = event.model_copy(update={"reference": None})
                 journal.event(event)
                 self._observer.event(event)
                 said = event.record or said
@@ -263,6 +269,8 @@ class Search:
             slo=slo_of(file.pick).uppers(),
             limits=Limits(ready_s=file.executor.ready, level_s=3 * file.workload.window + 300),
             lease=LeaseRequest(gpus=config.parallel.gpus if self._gpu else 0),
+            reference=None if role == "baseline" else self._reference,
+            peer=peer_of(self._records, config),
         )
 
     # ------------------------------------------------------------------------------------------ accounts

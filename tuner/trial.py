@@ -35,6 +35,7 @@ from tuner.load.streams import read_completion
 from tuner.load.workload import Requests, make_requests
 from tuner.machine import free_bytes
 from tuner.measure import Trace, measure
+from tuner.parity import parity_of
 from tuner.ready import NotReady, ServerDied, await_ready, unless_dead
 from tuner.records import (
     Event,
@@ -45,6 +46,7 @@ from tuner.records import (
     TrialSpec,
     config_dict,
 )
+from tuner.reference import Parity
 from tuner.resolved import silent_changes
 from tuner.supervise import Exit, Stopped, Supervised, supervise
 
@@ -64,11 +66,12 @@ class Server:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a started server came to: levels measured, and why there are no more, if so."""
+    """What a started server came to: levels measured, and why there are no more, if so; how its text was judged."""
 
     levels: tuple[Level, ...] = ()
     resolved: dict[str, Any] | None = None
     remains: Remains | None = None
+    parity: Parity | None = None
 
 
 async def run_trial(spec: TrialSpec, emit: Callable[[Event], None], backend: Backend | None = None) -> TrialRecord:
@@ -122,19 +125,21 @@ async def _try(
             resolved=resolved,
             remains=Remains("ready", f"the server runs another config: {'; '.join(changed)}", "config"),
         )
-    # The parity gate's place is here: what changes the text is not worth measuring.
+    parity, remains = await parity_of(spec, server.process, server.endpoint, backend, requests, resolved, journal)
+    if remains is not None:  # what changes the text is not worth measuring
+        return Outcome((), resolved, remains, parity)
     levels: list[Level] = []
     for index, concurrency in enumerate(spec.levels):
         with journal.level(concurrency) as done:
             before = await read_counters(server.endpoint, backend.probes.server_info)
             level = await _level(spec, server, held, backend, requests, index, concurrency)
             if isinstance(level, Remains):
-                return Outcome(tuple(levels), resolved, level)
+                return Outcome(tuple(levels), resolved, level, parity)
             after = await read_counters(server.endpoint, backend.probes.server_info)
             level = level.model_copy(update={"server": between(before, after)})
             done(level)
         levels.append(level)
-    return Outcome(tuple(levels), resolved)
+    return Outcome(tuple(levels), resolved, None, parity)
 
 
 async def _level(
@@ -292,6 +297,7 @@ def _record(spec: TrialSpec, outcome: Outcome, server: Server) -> TrialRecord:
         resolved=outcome.resolved,
         levels=outcome.levels,
         failure=failure,
+        parity=outcome.parity,
         headroom=headroom(spec.config, outcome.levels) if outcome.levels else None,
         synthetic=spec.config.synthetic,
         gpus=spec.lease.gpus,
