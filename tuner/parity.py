@@ -253,16 +253,13 @@ async def judge(
     garbage = circling if broken else await _not_its_own(server, reference, circling, bound)
     seen = _seen(pieces[0], texts)
     parity, kind = _verdict(pieces, garbage, collapse(config, seen, peer), reference, bound)
-    own = [
-        OwnText(text=p.text, tokens=p.said, judged=p.compared.positions) for p in texts if p.compared.left is not None
-    ]
-    return verdict[0].model_copy(
-        update={
-            "accept_length": 1 + seen.every.rate if seen.every.count else None,
-            "verify_count": seen.every.count,
-            "own": tuple(own),
-        }
-    ), verdict[1]
+    left = [piece for piece in texts if piece.compared.left is not None]
+    more = {
+        "accept_length": 1 + seen.every.rate if seen.every.count else None,
+        "verify_count": seen.every.count,
+        "own": tuple(OwnText(text=p.text, tokens=p.said, judged=p.compared.positions) for p in left),
+    }
+    return parity.model_copy(update=more), kind
 
 
 async def _pieces(server: Server, reference: Reference, wanted: Sequence[tuple[int, int, int]]) -> list[Piece]:
