@@ -35,6 +35,8 @@ class Recipe:
     stdlib_only: bool  # the smoke pair: no dependence on what else is installed
     corpus_bytes: int  # at most so much training text
     prompts: int
+    minutes: tuple[float, ...]  # wall clock of each stage, in their order
+    scored_tokens: int  # of the held-out packages, at most
     window: int  # tokens of a target training window
     batch: int  # windows a step
     target_lr: tuple[float, float]  # matrices (Muon), the rest (AdamW)
@@ -54,7 +56,7 @@ class Recipe:
     joint_draft_lr: float
     joint_draft: float  # weight of the drafter's loss beside the next-token loss
     joint_pull: float  # weight of the target's pull toward the drafter's guesses
-    joint_merge: float  # share of the joint stage's weights in the result; 0 skips the stage
+    joint_merge: float  # share of the joint stage's weights in the result
 
 
 def _target(**sizes: int) -> TargetConfig:
@@ -105,6 +107,8 @@ FULL = Recipe(
     stdlib_only=False,
     corpus_bytes=400_000_000,
     prompts=200,
+    minutes=(7.0, 7.0, 7.5, 7.0),
+    scored_tokens=2_000_000,
     window=1024,
     batch=128,
     target_lr=(0.02, 0.004),
@@ -131,17 +135,18 @@ SMOKE = replace(
     draft=draft_config(SMOKE_TARGET, layers=2, intermediate=160, taps=(0, 1, 2), block=16),
     held_out=("asyncio", "email"),
     stdlib_only=True,
-    corpus_bytes=6_000_000,
+    corpus_bytes=3_000_000,
     prompts=20,
+    minutes=(0.45, 0.06, 0.25, 0.06),
+    scored_tokens=50_000,
     window=256,
     batch=4,
-    antiloop_share=0.1,
+    antiloop_share=0.02,
     antiloop_batch=4,
     antiloop_rows=8,
-    shapes=(Shape(96, 160, 64, 1.0, 512),),
+    shapes=(Shape(96, 160, 32, 1.0, 512),),
     draft_rows=4,
     blocks=((4, 1), (8, 2), (12, 2), (16, 2)),
     layer_weights=(0.5, 1.0),
-    joint_merge=0.0,
 )
 RECIPES = {"full": FULL, "smoke": SMOKE}

@@ -1,6 +1,6 @@
-"""Train a pair: ``python -m engine.pair.train --stage all --minutes 7 --out DIR``.
+"""Train a pair: ``python -m engine.pair.train --out DIR``.
 
-Stages target -> generations -> drafter -> joint, each bounded by ``--minutes`` of wall clock, run one
+Stages target -> generations -> drafter -> joint, each bounded by wall clock (at most 8 minutes), run one
 after the other; state between them lies in the work folder, so a stage can be run again on its own.
 """
 
@@ -45,7 +45,6 @@ from engine.pair.workload import save_workload
 
 STAGES = ("target", "generations", "drafter", "joint")
 TOKENIZER_BYTES = 60_000_000  # text the BPE merges are learnt from
-HELD_OUT_TOKENS = 2_000_000  # at most so many are scored
 CHAT_ROWS = 0.1  # of the generations' prompts are chat turns
 SAMPLING_TEMPERATURES = (0.6, 1.0)  # sampled generations draw theirs between these
 
@@ -164,7 +163,7 @@ def stage_target(run: Run, seconds: float) -> None:
 def held_out_facts(run: Run, held_out: np.ndarray) -> dict[str, Any]:
     """Loss of the saved (bfloat16) weights on the held-out packages, per token and per byte."""
     target = load_target(run.out / "target", _inference_dtype(run.device), run.device)
-    stream = torch.from_numpy(held_out[:HELD_OUT_TOKENS].astype(np.int32)).to(run.device)
+    stream = torch.from_numpy(held_out[: run.recipe.scored_tokens].astype(np.int32)).to(run.device)
     nats = held_out_loss(target, stream, run.recipe.window)
     tokenizer = load_tokenizer(run.out / "target")
     text = tokenizer.decode(held_out[: len(stream)].tolist(), skip_special_tokens=True)
@@ -268,14 +267,15 @@ def main(argv: list[str] | None = None) -> int:
     """Parse, run the stages asked for."""
     parser = argparse.ArgumentParser(prog="python -m engine.pair.train", description=__doc__)
     parser.add_argument("--stage", choices=("all", *STAGES), default="all")
-    parser.add_argument("--minutes", type=float, help="per stage, at most 8 (default: 7; 0.5 with --smoke)")
+    parser.add_argument(
+        "--minutes", type=float, help="per stage, at most 8 (default: the recipe's, a minute in all with --smoke)"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder for target/, draft/ and training.json")
     parser.add_argument("--work", type=Path, default=Path(".build/pair"), help="token streams, generations")
     parser.add_argument("--smoke", action="store_true", help="the tests' tiny pair: CPU, a minute, stdlib only")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    minutes = args.minutes if args.minutes is not None else 0.5 if args.smoke else 7.0
-    if not 0 < minutes <= 8:
+    if args.minutes is not None and not 0 < args.minutes <= 8:
         parser.error("--minutes must be over 0 and at most 8")
     if not args.smoke and not torch.cuda.is_available():
         parser.error("the full pair needs a CUDA GPU; --smoke trains on a CPU")
@@ -284,9 +284,9 @@ def main(argv: list[str] | None = None) -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     run = Run(recipe, args.out, args.work, args.seed, device)
     steps = dict(zip(STAGES, (stage_target, stage_generations, stage_drafter, stage_joint), strict=True))
-    whole = STAGES if recipe.joint_merge else STAGES[:-1]
-    for stage in whole if args.stage == "all" else (args.stage,):
-        steps[stage](run, minutes * 60)
+    minutes = dict(zip(STAGES, recipe.minutes, strict=True))
+    for stage in STAGES if args.stage == "all" else (args.stage,):
+        steps[stage](run, 60 * (args.minutes or minutes[stage]))
         run.log(f"{stage} done")
     return 0
 
