@@ -1,0 +1,92 @@
+"""One workload in which every fault can show: a crowd of requests of all kinds, through the engine's loop."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.config import EngineConfig
+from engine.loop import Loop
+from engine.request import GREEDY, Request, Sampling
+from engine.runtime import build, resolve
+from tests.faults.fault import Setting
+
+SMOKE = Path(__file__).parents[1] / "data" / "smoke_pair"
+SEEDED = Sampling(temperature=0.9, seed=5)
+# How each request draws, in order of submission; lengths of prompts and outputs differ, so they end one by one.
+DRAWS = (GREEDY, SEEDED, GREEDY, Sampling(0.9, top_k=3, seed=6), Sampling(0.9, top_p=0.5, seed=7), GREEDY)
+LATE = 6  # id of the request that comes after the cancelled one has gone
+CANCELLED, CANCEL_AFTER = 2, 4  # rounds
+ENDS = 5  # the request that eos tokens may end
+EOS = tuple(range(2, 512, 9))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the workload's clients and counters saw, by request.
+
+    `ends`: finish reason and verify rounds; `scores`: log-probabilities of tokens; `rounds`: the engine's counters
+    of drafted and accepted tokens.
+    """
+
+    tokens: dict[int, tuple[int, ...]]
+    finishes: dict[int, str | None]
+    scores: dict[int, tuple[float, ...]]
+    verify_counts: dict[int, int]
+
+    def greedy(self) -> list[tuple[int, ...]]:
+        """Return the greedy texts."""
+        return [tokens for request, tokens in self.tokens.items() if request == LATE or DRAWS[request].greedy]
+
+
+def loop_for(setting: Setting, sample: str = "greedy", dtype: str = "float32") -> Loop:
+    """Return a fresh engine on the smoke pair; small pages and chunks, so that every border is crossed."""
+    drafter = {"model": str(SMOKE / "draft"), "block_size": 6, "sample": sample}
+    chain, tree = {"kind": "dflash", **drafter}, {"kind": "ddtree", "nodes": 12, **drafter}
+    drafts: dict[Setting, dict[str, Any]] = {
+        Setting.NONE: {"kind": "none"},
+        Setting.DFLASH: chain,
+        Setting.DDTREE: tree,
+        Setting.POLICY: {"kind": "policy", "by_running": [[1, 2, chain], [3, 4, {"kind": "none"}], [5, None, tree]]},
+    }
+    config = {
+        "model": {"target": str(SMOKE / "target"), "dtype": dtype},
+        "draft": drafts[setting],
+        "memory": {"page_size": 16, "prefill_chunk": 24},
+    }
+    return Loop(build(resolve(EngineConfig.model_validate(config))))
+
+
+def requests() -> list[Request]:
+    """Return the crowd, and the latecomer."""
+    prompts = [each["token_ids"] for each in json.loads((SMOKE / "prompts.json").read_text())]
+    made = []
+    for number, draw in enumerate((*DRAWS, GREEDY)):
+        eos = EOS if number == ENDS else ()
+        prompt = tuple(prompts[number][: 20 + 7 * number])
+        made.append(Request(number, prompt, 24 + 8 * (number % 4), eos, draw, logprobs=0))
+    return made
+
+
+def run(loop: Loop) -> Seen:
+    """Serve the crowd; cancel one request after some rounds, then admit another."""
+    *crowd, late = requests()
+    seen: dict[int, list[Any]] = {request.id: [] for request in (*crowd, late)}
+    for request in crowd:
+        loop.submit(request)
+    rounds = 0
+    while not loop.idle:
+        for progress in loop.advance():
+            seen[progress.id].append(progress)
+        rounds += 1
+        if rounds == CANCEL_AFTER:
+            loop.cancel(CANCELLED)
+            loop.submit(late)
+    return Seen(
+        {number: tuple(token for part in parts for token in part.tokens) for number, parts in seen.items()},
+        {number: parts[-1].finish for number, parts in seen.items()},
+        {number: tuple(each.logprob for part in parts for each in part.scores) for number, parts in seen.items()},
+        {number: parts[-1].verify_count for number, parts in seen.items()},
+    )
