@@ -4,7 +4,7 @@ A lease is a lock file in the user's runtime folder, held with flock(2). The loc
 not to a name or a pid, so the death of its last holder frees it: there is nothing to clean. The file's text
 (who, since when) is for people; the lock alone decides.
 
-A GPU that runs someone else's process is never leased.
+A GPU that runs someone else's process is never leased, nor one in quarantine.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ from pathlib import Path
 from tuner.errors import TunerError
 from tuner.executors.base import Lease
 from tuner.machine import Gpus, look_at_gpus
+from tuner.quarantine import still_shut
 from tuner.records import FailureKind, LeaseRequest
 
 FOLDER = "dflash-tuner"
 CPU_SLOTS = 1  # trials that measure at once without a GPU: they share the cores, so one
 IDLE_MIB = 1024  # a GPU without processes uses less than this: the driver's own share
+START_GAP = 5.0  # between two starts on GPUs: servers that load weights at once slow each other down
 FOREIGN_SECONDS = 20.0  # what ends takes a while to leave the driver's list
 POLL_SECONDS = 0.2
 PORTS = range(20_000, 32_000)  # below the range from which the kernel takes ports for outgoing connections
@@ -184,13 +186,15 @@ def _attempt(request: LeaseRequest, holder: str) -> Lease | _Wait:
         _keep(fds, [], 1)
         raise
     ours = {gpu.uuid: gpu for gpu in look.gpus if f"gpu-{gpu.uuid}" in fds}
-    foreign = {uuid: lines for uuid, lines in foreign_use(look).items() if uuid in ours}
+    shut = still_shut(runtime_folder(), Gpus(tuple(ours.values()), look.processes, look.driver))
+    foreign = {uuid: lines for uuid, lines in (foreign_use(look) | shut).items() if uuid in ours}
     clean = [f"gpu-{uuid}" for uuid in ours if uuid not in foreign][: request.gpus]
     if (kept := _keep(fds, clean, request.gpus)) is None:
         if not foreign:
             return _Wait("other trials hold the GPUs")
         lines = tuple(line for lines in foreign.values() for line in lines)
-        return _Wait("someone else's process is on a GPU", lines)
+        blame = "a GPU is in quarantine" if foreign.keys() <= shut.keys() else "someone else's process is on a GPU"
+        return _Wait(blame, lines)
     return Lease((), tuple(ours[name.removeprefix("gpu-")] for name in kept), tuple(kept.values()))
 
 
@@ -234,6 +238,38 @@ def foreign_use(look: Gpus) -> dict[str, list[str]]:
         if gpu.uuid not in signs and gpu.memory_used > IDLE_MIB:
             signs[gpu.uuid] = [f"GPU {gpu.index}: {gpu.memory_used} MiB in use by processes not shown to us"]
     return signs
+
+
+async def await_turn(gap: float = START_GAP, tell: Callable[[str], None] = lambda _: None) -> None:
+    """Wait until the last start of a server of this user is `gap` seconds ago, and note this one."""
+    fd = os.open(runtime_folder() / "start.turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    told = False
+    try:
+        while not _take_turn(fd, gap):
+            if not told:
+                tell("waiting: another server has just been started")
+                told = True
+            await asyncio.sleep(POLL_SECONDS)
+    finally:
+        os.close(fd)
+
+
+def _take_turn(fd: int, gap: float) -> bool:
+    """Note a start in the file of turns, unless the last one is too recent or somebody looks at it now."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    try:
+        now = time.monotonic()  # one clock for all processes of this machine, from its start
+        text = os.pread(fd, 64, 0)
+        if text and 0 <= now - float(text) < gap:
+            return False
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, str(now).encode(), 0)
+        return True
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager

@@ -1,23 +1,23 @@
 """Is this server ready? Not before it has given a real answer.
 
 Alive, its port open and owned by our own process, the model the one we asked for, and one streamed completion with
-sane text: only then `Ready`. Everything else is a reason, and a `NotReady` when time is up, when nothing moves any
-more, or at once when it can never become ready.
+sane text: only then `Ready`. Everything else is a reason, and a `NotReady` when time is up and nothing grows, when
+nothing moves any more, or at once when it can never become ready.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import psutil
-
 from engine.backends import Probes
-from tuner.load.client import Client, Endpoint, Reply, RequestError
+from tuner.life import Life
+from tuner.load.client import UNREADABLE, Client, Endpoint, Reply, RequestError
 from tuner.load.streams import Completion, read_completion
 from tuner.load.workload import Requests
 from tuner.records import FailureKind, Stage
@@ -27,9 +27,16 @@ POLL_SECONDS = 0.05
 PROBE_SECONDS = 5.0
 PROBE_TOKENS = 16
 PROMPTS_TRIED = 3
-LOOK_SECONDS = 1.0  # between two looks at the log and the CPU time
-LEAST_STALL = 60.0  # without either growing for this long, or this share of the deadline, nothing will come
+FAILURES_TOLERATED = 3  # completions that fail for a reason that waiting does not mend
+FAILURE_PAUSE = 1.0
+LOOK_SECONDS = 1.0  # between two looks at the log, the memory and the CPU time
+LEAST_STALL = 60.0  # without any of them moving for this long, or this share of the deadline, nothing will come
 STALL_SHARE = 1 / 3
+EXTENSION = 4.0  # growth extends the deadline, at most to this multiple
+BUFFERED_SILENCE = 0.05  # a stream that is silent for this long, …
+BUFFERED_GAP = 0.0002  # … and then brings its events faster than any model computes, was kept back
+
+NUMBERS_LOST = re.compile(r"nan|[-+]?inf", re.IGNORECASE)
 
 T = TypeVar("T")
 
@@ -54,14 +61,16 @@ class NotReady:
     reason: str
     seen: FailureKind | None
     seconds: dict[str, float] = field(default_factory=dict)
+    advice: str = ""
 
 
 class _Never(Exception):
-    """This server cannot become ready any more."""
+    """This server cannot become ready any more; `seen` None leaves the kind to its log."""
 
-    def __init__(self, seen: FailureKind, reason: str) -> None:
+    def __init__(self, seen: FailureKind | None, reason: str, advice: str = "") -> None:
         super().__init__(reason)
-        self.seen: FailureKind = seen
+        self.seen: FailureKind | None = seen
+        self.advice = advice
 
 
 async def unless_dead(server: Supervised, work: Coroutine[Any, Any, T]) -> T:
@@ -91,17 +100,20 @@ async def await_ready(
     *,
     timeout: float,
     synthetic: bool = False,
+    gpu_memory: Callable[[], int] | None = None,
     tell: Callable[[str, Stage], None] = lambda *_: None,
 ) -> Ready | NotReady:
     """Wait until a server has given a real answer.
 
     Args:
         requests: where the trial completion comes from, and the model name asked for.
-        timeout: seconds from now to the end of that completion.
+        timeout: seconds from now to the end of that completion; more, up to fourfold, while log or memory grow.
         synthetic: the text means nothing (dummy weights): only its form is checked.
+        gpu_memory: bytes in use on the server's GPUs; None without GPUs.
         tell: called with a line and the stage when the reason for waiting changes.
     """
-    wait = _Wait(server, endpoint, probes, requests, synthetic, tell, timeout)
+    life = Life(server, gpu_memory)
+    wait = _Wait(server, endpoint, probes, requests, synthetic, tell, timeout, life)
     try:
         info = await unless_dead(server, wait.run())
     except ServerDied:
@@ -112,7 +124,7 @@ async def await_ready(
             wait.seconds(),
         )
     except _Never as never:
-        return NotReady(wait.stage, str(never), never.seen, wait.seconds())
+        return NotReady(wait.stage, str(never), never.seen, wait.seconds(), never.advice)
     return Ready(info, wait.seconds())
 
 
@@ -128,6 +140,7 @@ class _Wait:
         synthetic: bool,
         tell: Callable[[str, Stage], None],
         timeout: float,
+        life: Life,
     ) -> None:
         self._server = server
         self._endpoint = endpoint
@@ -135,12 +148,11 @@ class _Wait:
         self._requests = requests
         self._synthetic = synthetic
         self._tell = tell
-        self._began = time.monotonic()
-        self._deadline = self._began + timeout
-        self._stall = max(LEAST_STALL, timeout * STALL_SHARE)
-        self._looked = self._began
+        self._life = life
+        self._timeout = timeout
+        self._began = self._looked = time.monotonic()
         self._listening: float | None = None
-        self._moved = (self._began, self._sign_of_life())
+        self._failed = 0
         self.stage: Stage = "launch"
         self.reason = "it did not listen yet"
 
@@ -161,6 +173,7 @@ class _Wait:
         await self._until(self._model_is_right)
         await self._until(self._says_ready)
         await self._until(self._answers)
+        await self._until(self._port_is_ours)  # whoever answered: it was our own process
         return await self._server_info()
 
     async def _until(self, step: Callable[[], Coroutine[Any, Any, str]]) -> None:
@@ -169,50 +182,40 @@ class _Wait:
         Raises:
             _Never: the deadline is over, nothing moves, or the step says that it is pointless.
         """
-        while True:
-            left = self._deadline - time.monotonic()
-            try:
-                async with asyncio.timeout(left):
-                    reason = await step()
-            except TimeoutError:
-                reason = self.reason or f"{_sentence(step)} brought no answer"
-            if not reason:
-                return
+        while reason := await self._attended(step):
             if reason != self.reason:
                 self.reason = reason
                 self._tell(reason, self.stage)
-            now = time.monotonic()
-            if now >= self._deadline:
-                raise _Never(
-                    "no_progress",
-                    f"not ready after {now - self._began:.0f} s: {reason}",
-                )
-            self._check_moving(now)
-            await asyncio.sleep(min(POLL_SECONDS, max(0.0, self._deadline - now)))
+            self._check(time.monotonic())
+            await asyncio.sleep(POLL_SECONDS)
 
-    def _check_moving(self, now: float) -> None:
-        if now - self._looked < LOOK_SECONDS:
-            return
-        self._looked = now
-        sign = self._sign_of_life()
-        if sign != self._moved[1]:
-            self._moved = (now, sign)
-        elif now - self._moved[0] > self._stall:
-            raise _Never(
-                "no_progress",
-                f"no output and no work for {now - self._moved[0]:.0f} s: {self.reason}",
-            )
+    async def _attended(self, step: Callable[[], Coroutine[Any, Any, str]]) -> str:
+        """Run a step, looking after the server meanwhile."""
+        doing = asyncio.ensure_future(step())
+        try:
+            while True:
+                left = self._began + self._timeout - time.monotonic()
+                done, _ = await asyncio.wait({doing}, timeout=min(LOOK_SECONDS, left) if left > 0 else LOOK_SECONDS / 4)
+                if done:
+                    return doing.result()
+                self._check(time.monotonic(), f"{_sentence(step)} brought no answer")
+        finally:
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
 
-    def _sign_of_life(self) -> tuple[int, int]:
-        """Return what changes while a server loads: the log's size and tenths of a second of CPU."""
-        spent = 0.0
-        for pid in self._server.tree():
-            try:
-                times = psutil.Process(pid).cpu_times()
-            except psutil.Error:
-                continue  # it ended meanwhile
-            spent += times.user + times.system
-        return self._server.log_size(), int(spent * 10)
+    def _check(self, now: float, meanwhile: str = "") -> None:
+        """Raise _Never when the time is over and nothing grows, or when nothing moves."""
+        over = now - self._began - self._timeout
+        if now - self._looked >= LOOK_SECONDS or over >= 0:
+            self._looked = now
+            self._life.look()
+        reason = meanwhile if not self.reason else self.reason
+        still = now - self._life.grew
+        if over >= 0 and (still > STALL_SHARE * self._timeout or over > (EXTENSION - 1) * self._timeout):
+            raise _Never("no_progress", f"not ready after {now - self._began:.0f} s: {reason}")
+        idle = now - self._life.moved
+        if idle > max(LEAST_STALL, STALL_SHARE * self._timeout):
+            raise _Never("no_progress", f"no output and no work for {idle:.0f} s: {reason}")
 
     async def _port_is_ours(self) -> str:
         async with Client(self._endpoint) as client:
@@ -254,35 +257,55 @@ class _Wait:
         return "" if reply.status in (200, 404) else f"GET {self._probes.ready}: HTTP {reply.status}"
 
     async def _answers(self) -> str:
-        """Ask for real completions; one that is sane is enough."""
-        complaint = ""
+        """Ask for real completions; one that is sane, and streamed, is enough."""
+        complaint, tokens, late = "", PROBE_TOKENS, ""
         for index in range(PROMPTS_TRIED):
-            request = self._requests.make(index, PROBE_TOKENS)
-            async with Client(self._endpoint) as client:
-                stall = self._deadline - time.monotonic()
-                reply = await client.request("POST", request.path, request.body, max(stall, 0.01))
+            reply = await self._complete(index, tokens)
             answer = read_completion(reply)
             if isinstance(answer, RequestError):
-                if reply.status == 404 and answer.kind == "status":
-                    raise _Never("wrong_model", f"a completion was refused: {answer}")
-                if reply.status in (400, 422):
-                    raise _Never("config", f"a completion was refused: {answer}")
-                if answer.kind in ("malformed", "incomplete", "no_usage"):
-                    raise _Never("garbage_output", f"a completion cannot be read: {answer}")
-                return f"a completion failed: {answer}"
-            complaint = self._complaint(answer)
-            if not complaint:
+                return await self._refused(reply, answer)
+            self._failed = 0
+            complaint = self._complaint(answer, tokens)
+            late = "" if complaint else buffered(reply, answer)
+            if not complaint and not late:
                 return ""
+            if late:
+                tokens = max(tokens, min(4 * tokens, self._requests.workload.output_tokens))
+        if late:
+            raise _Never(
+                "config", late, "switch off whatever keeps the server's stream back (a proxy, a batching flag)"
+            )
         raise _Never(
             "garbage_output",
             f"{PROMPTS_TRIED} completions made no sense; the last: {complaint}",
         )
 
-    def _complaint(self, answer: Completion) -> str:
+    async def _complete(self, index: int, tokens: int) -> Reply:
+        request = self._requests.make(index, tokens)
+        async with Client(self._endpoint) as client:
+            # The first one may compile kernels, so its silence is bounded as the server's own is.
+            return await client.request("POST", request.path, request.body, STALL_SHARE * self._timeout)
+
+    async def _refused(self, reply: Reply, answer: RequestError) -> str:
+        """Judge a completion that failed: some failures mean not yet, some never, and some never if they repeat."""
+        if reply.status == 404 and answer.kind == "status":
+            raise _Never("wrong_model", f"a completion was refused: {answer}")
+        if 400 <= reply.status < 500 and reply.status not in (408, 425, 429):
+            raise _Never("config", f"a completion was refused: {answer}")
+        if answer.kind in UNREADABLE:
+            raise _Never("garbage_output", f"a completion cannot be read: {answer}")
+        if answer.kind == "reset" or (answer.kind == "status" and reply.status not in (408, 425, 429, 503)):
+            self._failed += 1
+            if self._failed == FAILURES_TOLERATED:
+                raise _Never(None, f"{self._failed} completions failed; the last: {answer}")
+            await asyncio.sleep(FAILURE_PAUSE)
+        return f"a completion failed: {answer}"
+
+    def _complaint(self, answer: Completion, tokens: int) -> str:
         if answer.finish not in ("stop", "length"):
             return f"finish reason {answer.finish}"
-        if answer.output_tokens < 1 or answer.output_tokens > PROBE_TOKENS:
-            return f"{answer.output_tokens} tokens where at most {PROBE_TOKENS} were asked for"
+        if answer.output_tokens < 1 or answer.output_tokens > tokens:
+            return f"{answer.output_tokens} tokens where at most {tokens} were asked for"
         return "" if self._synthetic else insane(answer.text)
 
     async def _server_info(self) -> dict[str, Any]:
@@ -309,7 +332,23 @@ def insane(text: str) -> str:
     solid = "".join(text.split())
     if len(solid) >= 8 and len(set(solid)) == 1:
         return f"the text is one character for ever: {text[:40]!r}"
+    if len(solid) >= 6 and not NUMBERS_LOST.sub("", solid):
+        return f"the text is not a number for ever: {text[:40]!r}"
     return ""
+
+
+def buffered(reply: Reply, answer: Completion) -> str:
+    """Return why an answer was no stream, or nothing.
+
+    Its events came all at once after a silence: somebody kept them back, and no time between tokens can be measured.
+    One event for the whole answer is no such sign: speculation may bring it in one round.
+    """
+    first, last = answer.arrivals[0].time, answer.arrivals[-1].time
+    events = len(answer.arrivals)
+    if events < 4 or first - reply.sent < BUFFERED_SILENCE or last - first > BUFFERED_GAP * (events - 1):
+        return ""
+    silence = 1000 * (first - reply.sent)
+    return f"the server keeps its stream back: {events} events came at once after {silence:.0f} ms"
 
 
 def _sentence(step: Callable[..., object]) -> str:

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import os
+import secrets
 import select
 import signal
 import socket
@@ -30,7 +31,8 @@ import psutil
 from tuner import watchdog
 from tuner.errors import TunerError
 
-LOG_CAP = 64 * 2**20
+LOG_CAP = 62 * 2**20  # with its kept end and the worker's own log, a trial's logs stay below 64 MiB
+MARK = "DFLASH_TUNER_TREE"  # in the environment of everything below a watchdog: how a stray is known for ours
 TAIL_BYTES = 64 * 1024
 GRACE_SECONDS = 10.0
 START_SECONDS = 30.0
@@ -78,12 +80,13 @@ class Stopped:
 class Supervised:
     """A process that runs below a watchdog. Made by `supervise`."""
 
-    def __init__(self, dog: subprocess.Popen[bytes], log: Path, adopt: bool, port: int | None) -> None:
+    def __init__(self, dog: subprocess.Popen[bytes], log: Path, adopt: bool, port: int | None, mark: str) -> None:
         if dog.stdin is None or dog.stdout is None:
             raise SuperviseError("the watchdog was started without its pipes")
         self._dog = dog
         self._adopt = adopt
         self._port = port
+        self._mark = mark
         self._leash = dog.stdin
         self._status = dog.stdout
         self._rest = b""
@@ -169,7 +172,7 @@ class Supervised:
         if not told:  # the watchdog was killed, or hangs: its orphans fall to us
             self._dog.kill()
             self._dog.wait()
-            told = _sweep(self.pid, self._adopt)
+            told = _sweep(self.pid, self._adopt, self._mark)
         with contextlib.suppress(BrokenPipeError):
             self._leash.close()
         self._dog.wait()
@@ -236,6 +239,7 @@ def supervise(
     grace: float = GRACE_SECONDS,
     adopt: bool = False,
     port: int | None = None,
+    log_cap: int = LOG_CAP,
 ) -> Iterator[Supervised]:
     """Run `argv` so that nothing of it outlives this block or this process.
 
@@ -250,6 +254,7 @@ def supervise(
         adopt: become the parent of orphans, so that `stop` reaches them even when the watchdog was killed.
             For a process that starts nothing but this tree: all its other descendants are taken for orphans.
         port: the TCP port it was told to listen on, which must be free when it has stopped.
+        log_cap: most bytes that the log takes, its kept end (a few hundred KiB) not counted.
 
     Raises:
         SuperviseError: the watchdog could not be started.
@@ -259,11 +264,12 @@ def supervise(
     passed = [fd for fd in (stdin, stdout) if fd is not None]
     ends = ["-1" if fd is None else str(fd) for fd in (stdin, stdout)]
     script = [sys.executable, "-I", "-S", str(Path(watchdog.__file__))]
-    command = [*script, str(os.getpid()), str(log), str(LOG_CAP), *ends, "--", *argv]
+    command = [*script, str(os.getpid()), str(log), str(log_cap), *ends, "--", *argv]
+    mark = f"{os.environ.get(MARK, '')}/{os.getpid()}-{secrets.token_hex(8)}"
     try:
         dog = subprocess.Popen(
             command,
-            env=dict(env),
+            env={**env, MARK: mark},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             pass_fds=[*passed, *keep],
@@ -271,7 +277,7 @@ def supervise(
         )
     except OSError as error:
         raise SuperviseError(f"cannot start {command[0]}: {error}") from error
-    process = Supervised(dog, log, adopt, port)
+    process = Supervised(dog, log, adopt, port, mark)
     try:
         yield process
     finally:
@@ -284,8 +290,25 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(watchdog.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _sweep(leader: int, adopted: bool) -> dict[str, object]:
-    """End what a killed watchdog left: the process group of its child, and the orphans that fell to us."""
+def marked(mark: str = "") -> dict[int, str]:
+    """Return this user's living processes below a watchdog, now or before it died: {pid: mark}.
+
+    `mark`: only the tree of this one. A process that emptied its environment is not found.
+    """
+    found: dict[int, str] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            own = process.environ().get(MARK, "")
+            if own.startswith(mark or "/") and process.status() != psutil.STATUS_ZOMBIE:
+                found[process.pid] = own
+    return found
+
+
+def _sweep(leader: int, adopted: bool, mark: str) -> dict[str, object]:
+    """End what a killed watchdog left: the group of its child, the orphans that fell to us, and the strays.
+
+    A watchdog further down may still be at work; it holds leases until its own tree is gone, so it goes last.
+    """
     deadline = time.monotonic() + watchdog.GIVE_UP_SECONDS
     while True:
         left = watchdog.group_members(leader) + (watchdog.descendants(os.getpid()) if adopted else [])
@@ -293,13 +316,26 @@ def _sweep(leader: int, adopted: bool) -> dict[str, object]:
             os.killpg(leader, signal.SIGKILL)
             if not os.path.isdir("/proc"):
                 left = [leader]  # the group still has members: all that can be seen here
-        watchdog.send(left, signal.SIGKILL)
+        strays = set(marked(mark)) - set(left)
+        watchdogs = {pid for pid in strays if is_watchdog(pid)}
+        watchdog.send([*left, *(strays - watchdogs)], signal.SIGKILL)
+        if not left and strays == watchdogs:
+            watchdog.send(sorted(watchdogs), signal.SIGTERM)
         with contextlib.suppress(ChildProcessError):
             while adopted and os.waitpid(-1, os.WNOHANG)[0]:
                 pass
+        left += strays
         if not left or time.monotonic() > deadline:
             return {"gone": not left, "forced": True, "survivors": left}
         time.sleep(0.01)
+
+
+def is_watchdog(pid: int) -> bool:
+    """Whether a process is one of our watchdogs."""
+    try:
+        return any(Path(word).parts[-2:] == ("tuner", "watchdog.py") for word in psutil.Process(pid).cmdline()[:5])
+    except psutil.Error:
+        return False
 
 
 def listens(pids: Sequence[int], port: int) -> bool | None:

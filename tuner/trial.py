@@ -28,14 +28,15 @@ from tuner.executors.base import Lease
 from tuner.failures import Remains, classify, from_error, from_trace
 from tuner.headroom import headroom
 from tuner.journal import Journal
-from tuner.leases import NotLeased, fresh_port, lease
+from tuner.leases import NotLeased, await_turn, fresh_port, lease, runtime_folder
 from tuner.load.arrivals import Exchange, closed_loop
 from tuner.load.client import Endpoint, RequestError
 from tuner.load.streams import read_completion
 from tuner.load.workload import Requests, make_requests
-from tuner.machine import free_bytes
+from tuner.machine import free_bytes, look_at_gpus
 from tuner.measure import Trace, measure
 from tuner.parity import parity_of
+from tuner.quarantine import prove_back
 from tuner.ready import NotReady, ServerDied, await_ready, unless_dead
 from tuner.records import (
     Event,
@@ -57,11 +58,12 @@ DEATH_SECONDS = 1.0  # a server whose connections broke is given this long to be
 
 @dataclass
 class Server:
-    """A started server; `stopped` is set when its block has been left."""
+    """A started server. Set when its block has been left: `stopped`, and a line per GPU whose memory is not back."""
 
     process: Supervised
     endpoint: Endpoint
     stopped: Stopped | None = None
+    held_back: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,12 @@ async def _try(
         requests,
         timeout=spec.limits.ready_s,
         synthetic=spec.config.synthetic,
+        gpu_memory=(lambda: _gpu_memory(held)) if held.gpus else None,
         tell=journal.waiting,
     )
     if isinstance(ready, NotReady):
-        return Outcome(remains=Remains(ready.stage, ready.reason, ready.seen, server.process.poll()))
+        exit_ = server.process.poll()
+        return Outcome(remains=Remains(ready.stage, ready.reason, ready.seen, exit_, advice=ready.advice))
     resolved = backend.resolved(ready.info) if ready.info else None
     if changed := silent_changes(config_dict(spec.config), resolved or {}):
         return Outcome(
@@ -140,6 +144,12 @@ async def _try(
             done(level)
         levels.append(level)
     return Outcome(tuple(levels), resolved, None, parity)
+
+
+def _gpu_memory(held: Lease) -> int:
+    """Return the bytes in use on the leased GPUs."""
+    leased = {gpu.uuid for gpu in held.gpus}
+    return sum(gpu.memory_used for gpu in look_at_gpus().gpus if gpu.uuid in leased) * 2**20
 
 
 async def _level(
@@ -231,12 +241,14 @@ async def _leased(spec: TrialSpec, journal: Journal) -> AsyncIterator[Lease]:
     """Hold the lease of a trial."""
     journal.begin("lease")
     async with lease(spec.lease, _holder(spec), spec.limits.lease_s, journal.tell) as held:
+        if held.gpus:
+            await await_turn(tell=journal.tell)
         yield held
 
 
 @contextlib.contextmanager
 def _served(spec: TrialSpec, held: Lease, backend: Backend, journal: Journal) -> Iterator[Server]:
-    """Run the trial's server on a fresh port; leaving the block stops it and proves it gone.
+    """Run the trial's server on a fresh port; leaving the block stops it and proves it gone, from the GPUs too.
 
     Raises:
         NotLeased: no free port, or too little disk for its files.
@@ -275,6 +287,7 @@ def _served(spec: TrialSpec, held: Lease, backend: Backend, journal: Journal) ->
             finally:
                 journal.begin("stop")
                 server.stopped = process.stop(spec.limits.stop_s)
+                server.held_back = prove_back(held.gpus, runtime_folder())
 
 
 def _holder(spec: TrialSpec) -> str:
@@ -286,8 +299,8 @@ def _record(spec: TrialSpec, outcome: Outcome, server: Server) -> TrialRecord:
     tail = server.process.tail()
     failure = None
     if outcome.remains is not None:
-        failure = classify(dataclasses.replace(outcome.remains, tail=tail))
-    elif (left := not_gone(server.stopped)) is not None:
+        failure = classify(dataclasses.replace(outcome.remains, tail=tail, config=spec.config))
+    elif (left := not_gone(server.stopped, server.held_back)) is not None:
         failure = left
     return TrialRecord(
         trial=spec.trial,
@@ -305,16 +318,18 @@ def _record(spec: TrialSpec, outcome: Outcome, server: Server) -> TrialRecord:
     )
 
 
-def not_gone(stopped: Stopped | None) -> Failure | None:
+def not_gone(stopped: Stopped | None, held_back: tuple[str, ...] = ()) -> Failure | None:
     """Return the failure of a server that could not be ended: what it holds is not free for the next trial."""
-    if stopped is None or (stopped.gone and stopped.port_free is not False):
+    evidence = held_back
+    if stopped is not None and not stopped.gone:
+        pids = ", ".join(map(str, stopped.survivors)) or "unknown processes"
+        evidence = (f"still alive after SIGKILL: {pids}", *evidence)
+    elif stopped is not None and stopped.port_free is False:
+        evidence = ("its processes are gone, but its port is still taken", *evidence)
+    if not evidence:
         return None
-    if stopped.gone:
-        evidence = "its processes are gone, but its port is still taken"
-    else:
-        evidence = f"still alive after SIGKILL: {', '.join(map(str, stopped.survivors)) or 'unknown processes'}"
     advice = "a process that SIGKILL does not end hangs in the kernel or a driver: reset the GPU or reboot"
-    return Failure(kind="crashed", stage="stop", evidence=(evidence,), advice=advice)
+    return Failure(kind="crashed", stage="stop", evidence=evidence, advice=advice)
 
 
 def _failed(spec: TrialSpec, failure: Failure) -> TrialRecord:

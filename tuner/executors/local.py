@@ -19,6 +19,7 @@ from tuner.records import Event, Stage, TrialRecord, TrialSpec, config_dict
 from tuner.supervise import Supervised, supervise
 
 WORKER = (sys.executable, "-m", "tuner.worker")
+WORKER_LOG_CAP = 2**20  # it says next to nothing
 WORKER_GRACE = 20.0  # beyond its server's: to notice the signal, prove the server gone, and leave
 
 
@@ -69,6 +70,7 @@ class LocalExecutor:
                         stdin=asked.fileno(),
                         stdout=write_end,
                         grace=spec.limits.stop_s + WORKER_GRACE,
+                        log_cap=WORKER_LOG_CAP,
                     )
                 )
             finally:

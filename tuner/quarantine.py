@@ -1,0 +1,105 @@
+"""GPUs whose memory did not come back when their server was gone: nothing is measured there until it has.
+
+A note in the user's runtime folder names the GPU, what was in use before and why it is shut. Whoever wants to lease
+it looks again, and the note goes when the memory is back: what is proven needs no amnesty.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tuner.errors import TunerError
+from tuner.executors.base import Gpu
+from tuner.machine import Gpus, look_at_gpus
+
+SLACK_MIB = 256  # the driver's own share comes and goes by this much
+BACK_SECONDS = 30.0  # the driver takes a while to free what a dead process held
+POLL_SECONDS = 0.5
+SUFFIX = ".quarantine"
+
+
+@dataclass(frozen=True)
+class Shut:
+    """One GPU in quarantine. `baseline` in MiB; `since` in Unix time."""
+
+    uuid: str
+    index: int
+    baseline: int
+    reason: str
+    since: float
+
+    def gpu(self, shown: Gpu) -> Gpu:
+        """Return the GPU as it was leased."""
+        return replace(shown, memory_used=self.baseline)
+
+
+def not_back(gpus: Sequence[Gpu], look: Gpus) -> dict[str, str]:
+    """Return, by uuid, what is still in use on GPUs that were leased as `gpus` (with their baseline)."""
+    now = {gpu.uuid: gpu for gpu in look.gpus}
+    lines: dict[str, str] = {}
+    for gpu in gpus:
+        users = [process for process in look.processes if process.gpu == gpu.uuid]
+        if gpu.uuid not in now:
+            lines[gpu.uuid] = f"GPU {gpu.index}: the driver does not show it any more"
+        elif users or now[gpu.uuid].memory_used > gpu.memory_used + SLACK_MIB:
+            who = ", ".join(f"pid {process.pid or 'unknown'} {process.name}" for process in users)
+            lines[gpu.uuid] = (
+                f"GPU {gpu.index}: {now[gpu.uuid].memory_used} MiB in use, {gpu.memory_used} before the launch"
+                + (f" ({who})" if who else "")
+            )
+    return lines
+
+
+def prove_back(gpus: Sequence[Gpu], folder: Path, seconds: float = BACK_SECONDS) -> tuple[str, ...]:
+    """Wait until the memory of leased GPUs is back at its baseline; shut those where it is not.
+
+    Returns one line per GPU that is in quarantine now. Call it with the lease still held.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            left = not_back(gpus, look_at_gpus()) if gpus else {}
+        except TunerError as error:
+            left = {gpu.uuid: f"GPU {gpu.index}: {error}" for gpu in gpus}
+        if not left or time.monotonic() > deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    for gpu in gpus:
+        if gpu.uuid in left:
+            note = Shut(gpu.uuid, gpu.index, gpu.memory_used, left[gpu.uuid], time.time())
+            (folder / f"gpu-{gpu.uuid}{SUFFIX}").write_text(json.dumps(asdict(note)), encoding="utf-8")
+    return tuple(f"{line}; quarantined" for line in left.values())
+
+
+def shut_gpus(folder: Path) -> tuple[Shut, ...]:
+    """Return the GPUs in quarantine; a note that cannot be read shuts nothing and is removed."""
+    found = []
+    for path in sorted(folder.glob(f"gpu-*{SUFFIX}")):
+        try:
+            found.append(Shut(**json.loads(path.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, TypeError):
+            path.unlink(missing_ok=True)
+    return tuple(found)
+
+
+def still_shut(folder: Path, look: Gpus) -> dict[str, list[str]]:
+    """Return, by uuid, why a GPU is still shut; open those whose memory is back."""
+    shown = {gpu.uuid: gpu for gpu in look.gpus}
+    lines: dict[str, list[str]] = {}
+    for note in shut_gpus(folder):
+        if note.uuid not in shown:
+            continue
+        if (line := not_back([note.gpu(shown[note.uuid])], look).get(note.uuid)) is None:
+            release(folder, note.uuid)
+        else:
+            lines[note.uuid] = [f"{line}; in quarantine since {time.strftime('%H:%M', time.localtime(note.since))}"]
+    return lines
+
+
+def release(folder: Path, uuid: str) -> None:
+    """Open a GPU again."""
+    (folder / f"gpu-{uuid}{SUFFIX}").unlink(missing_ok=True)
