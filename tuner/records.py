@@ -29,6 +29,8 @@ from pydantic import (
 
 from engine.config import EngineConfig, Size, Strict, Word
 from tuner.durations import Duration
+from tuner.load.laws import Arrivals, Closed
+from tuner.load.sources import BundledPrompts, Prompts, RandomPrompts
 from tuner.reference import Parity, Peer, Reference
 
 SCHEMA = 1
@@ -110,11 +112,7 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         Metric(
-            "ttft_ms",
-            "ms",
-            "min",
-            "Time to first token: from sending a request to its first token.",
-            STATISTICS,
+            "ttft_ms", "ms", "min", "Time to first token: from when a request was due to its first token.", STATISTICS
         ),
         Metric(
             "tpot_ms",
@@ -130,30 +128,23 @@ METRICS: dict[str, Metric] = {
             "Gap between two streamed chunks, the pause a reader sees; a chunk may carry several tokens.",
             STATISTICS,
         ),
-        Metric("e2e_ms", "ms", "min", "From sending a request to its last token.", STATISTICS),
+        Metric("e2e_ms", "ms", "min", "From when the request was due to its last token.", STATISTICS),
+        Metric("normalized_ms", "ms/token", "min", "Normalised latency: `e2e_ms` / output tokens.", STATISTICS),
+        Metric("output_tok_s", "tokens/s", "max", "Generated tokens of all requests per second, counted by usage."),
+        Metric("output_tok_s_per_gpu", "tokens/s/GPU", "max", "`output_tok_s` per GPU of the lease; null without."),
         Metric(
-            "output_tok_s",
+            "output_tok_s_per_user",
             "tokens/s",
             "max",
-            "Generated tokens of all requests per second, counted by usage.",
+            "What one user sees once the text runs: 1000 / `tpot_ms_p50`.",
         ),
-        Metric(
-            "output_tok_s_per_gpu",
-            "tokens/s/GPU",
-            "max",
-            "`output_tok_s` per GPU of the lease; null without.",
-        ),
-        Metric(
-            "goodput_rps",
-            "requests/s",
-            "max",
-            "Requests per second that met every latency limit of `pick.slo`.",
-        ),
+        Metric("request_rps", "requests/s", "max", "Requests answered per second."),
+        Metric("goodput_rps", "requests/s", "max", "Requests per second that met every latency limit of `pick.slo`."),
         Metric(
             "accept_length",
             "tokens/round",
             "max",
-            "Tokens a request gains per target forward; 1 without drafts.",
+            "Tokens a request gains per target forward, each request weighing by its rounds; 1 without drafts.",
         ),
         Metric("error_rate", "share", "min", "Failed requests / sent requests; failed ones are in no latency."),
     )
@@ -191,9 +182,16 @@ MetricName = Annotated[Word, BeforeValidator(_known_metric)]
 
 
 class Workload(Strict):
-    """What every trial is measured with: the same prompts, order and caps for all of them."""
+    """What every trial is measured with: the same prompts, order, arrivals and caps for all of them."""
 
-    prompts: Word = Field("bundled", description="`bundled`, or a JSONL file with one `prompt` or `messages` a line.")
+    prompts: Prompts = Field(
+        BundledPrompts(),
+        description="`bundled`, a path (`.json` is ShareGPT-style, else JSONL), or a mapping with a `kind`, see below.",
+    )
+    categories: tuple[Word, ...] = Field((), max_length=64, description="Only prompts of these; empty is all.")
+    shared_prefix: Annotated[FiniteFloat, Field(ge=0, le=0.99)] = Field(
+        0.0, description="Share of a prompt that is a prefix common to all, for prefix caches."
+    )
     output_tokens: Annotated[Size, Field(le=1_000_000)] = Field(
         64, description="Most tokens generated per request (max_tokens)."
     )
@@ -201,10 +199,37 @@ class Workload(Strict):
         (1, 4, 8),
         min_length=1,
         max_length=64,
-        description="Requests kept in flight, one level after another.",
+        description="Users of each level: requests kept in flight, one level after another.",
     )
-    window: Duration = Field(10.0, gt=0, description="Measured time per level, warm-up not counted, such as 2s or 1m.")
+    arrivals: Arrivals = Field(Closed(), description="`closed`, or a mapping with a `kind`, see below.")
+    window: Duration = Field(
+        10.0, gt=0, description="Shortest measured time per level, warm-up not counted, such as 2s or 1m."
+    )
+    longest: Duration | None = Field(None, gt=0, description="Longest measured time per level; null is twice `window`.")
+    width: Annotated[FiniteFloat, Field(gt=0, le=1)] = Field(
+        0.1,
+        description="A level ends between the two when half the 95 % interval of its completion rate is this share.",
+    )
+    repeats: Annotated[Size, Field(le=100)] = Field(1, description="Windows measured per level, one after another.")
     ignore_eos: bool = Field(False, description="Generate on past the end of the text, to output_tokens exactly.")
+
+    @model_validator(mode="after")
+    def _bounds(self) -> Self:
+        if self.longest is not None and self.longest < self.window:
+            raise ValueError("longest is shorter than window")
+        return self
+
+    @property
+    def bound(self) -> float:
+        """The longest measured time of one window, in seconds."""
+        return 2 * self.window if self.longest is None else self.longest
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What must be said of numbers measured with it."""
+        if isinstance(self.prompts, RandomPrompts):
+            return ("random prompts misjudge speculation: no drafter predicts noise; measure with text",)
+        return ()
 
 
 class Limits(Strict):
@@ -263,6 +288,25 @@ class Record(BaseModel):
     )
 
 
+class ClientError(Record):
+    """What the load generator knows of its own error, in milliseconds."""
+
+    lag_ms_mean: FiniteFloat = Field(description="How late the client reads what has arrived, on average.")
+    lag_ms_p99: FiniteFloat = Field(description="99th percentile, of reading late or of sending late.")
+    limit_ms: FiniteFloat | None = Field(None, description="1 % of the mean end-to-end latency.")
+    busy: FiniteFloat = Field(description="CPU share of the busiest of its processes.")
+    processes: PositiveInt = 1
+    bound: bool = Field(description="The lag is beyond the limit: the numbers are the client's, not the server's.")
+
+
+class Slice(Record):
+    """One category of a level's requests."""
+
+    n: NonNegativeInt = Field(description="Requests measured.")
+    metrics: dict[str, FiniteFloat | None]
+    intervals: dict[str, tuple[FiniteFloat, FiniteFloat]] = Field(default_factory=dict)
+
+
 class Level(Record):
     """One concurrency of one trial. Intervals are 95 %; a metric that could not be measured is null."""
 
@@ -275,6 +319,15 @@ class Level(Record):
     server: dict[str, Any] | None = Field(
         None, description="What the server counted meanwhile: seconds of its rounds by part, acceptance by position."
     )
+    few: dict[str, PositiveInt] = Field(
+        default_factory=dict, description="Null for too small a sample: the values needed, by metric name."
+    )
+    errors: dict[str, PositiveInt] = Field(default_factory=dict, description="Failed requests, by kind.")
+    slices: dict[str, Slice] = Field(default_factory=dict, description="By category of prompt.")
+    output_tokens: NonNegativeInt = Field(0, description="Tokens of all measured requests.")
+    seconds: FiniteFloat | None = Field(None, description="Length of the window, of all repeats together.")
+    steady: bool = Field(True, description="Whether the completion rate settled within the longest window.")
+    client: ClientError | None = Field(None, description="The load generator's own error.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -14,6 +14,7 @@ import pytest
 import tuner.trial
 from tests.fake_server.plan import Plan
 from tests.tuner.running import family, make_spec, run_fake, wait_until
+from tuner.load.sources import JsonlPrompts
 from tuner.records import LeaseRequest
 
 SHORT = {"ready_s": 1.0}
@@ -227,7 +228,7 @@ def test_missing_prompts_are_a_failure(tmp_path: Path) -> None:
     from tests.fake_server.plan import FakeBackend
 
     spec = make_spec(tmp_path, Plan())
-    spec = spec.model_copy(update={"workload": spec.workload.model_copy(update={"prompts": "/nowhere.jsonl"})})
+    spec = spec.model_copy(update={"workload": spec.workload.model_copy(update={"prompts": JsonlPrompts(path="/nowhere.jsonl")})})
     record = asyncio.run(tuner.trial.run_trial(spec, lambda _: None, FakeBackend()))
     assert record.failure is not None
     assert record.failure.kind == "config"

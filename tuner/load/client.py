@@ -1,37 +1,81 @@
 """A small HTTP/1.1 client whose clock can be trusted: bytes are stamped when they arrive and read later.
 
-Nothing is decoded while a load runs but the framing, which tells where an answer ends; server-sent events and JSON
-are parsed by `streams.py` after the level is over, so that the client's own work does not delay its stamps.
-One connection carries one request at a time and is kept for the next.
+Nothing is decoded while a load runs but the framing (by httptools), which tells where an answer ends; server-sent
+events and JSON are parsed by `streams.py` after the level is over, so that the client's own work does not delay its
+stamps. One connection carries one request at a time and is kept for the next.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import math
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import urlsplit
+
+import httptools
 
 MAX_HEAD = 64 * 1024
-MAX_CHUNK_LINE = 1024
 MAX_BODY = 256 * 2**20
 CONNECT_SECONDS = 10.0
 
-ErrorKind = Literal["connect", "reset", "stalled", "status", "malformed", "incomplete", "no_usage"]
+ErrorKind = Literal[
+    "connect",
+    "reset",
+    "no_first_token",
+    "stalled",
+    "endless",
+    "redirect",
+    "throttled",
+    "status",
+    "not_a_stream",
+    "malformed",
+    "incomplete",
+    "no_usage",
+    "wrong_usage",
+    "not_sent",
+]
+SILENT: frozenset[ErrorKind] = frozenset({"no_first_token", "stalled", "endless"})
+UNREADABLE: frozenset[ErrorKind] = frozenset({"not_a_stream", "malformed", "incomplete", "no_usage", "wrong_usage"})
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a server listens."""
+    """Where a server listens. `prefix` goes before every path, `headers` into every request."""
 
     host: str
     port: int
+    tls: bool = False
+    prefix: str = ""
+    headers: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls else 'http'}://{host}:{self.port}{self.prefix}"
+
+
+def parse_endpoint(url: str, headers: tuple[tuple[str, str], ...] = ()) -> Endpoint:
+    """Return the endpoint of a URL such as `http://127.0.0.1:8000`; a trailing `/v1` is that of the API.
+
+    Raises:
+        ValueError: no http or https URL, or one with parts that an endpoint has not.
+    """
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no URL of a server; write http://HOST:PORT")
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise ValueError(f"{url!r}: only scheme, host, port and path are taken")
+    tls = parts.scheme == "https"
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    if not prefix.isascii() or any(c.isspace() for c in prefix):
+        raise ValueError(f"{url!r}: the path must be percent-encoded")
+    return Endpoint(parts.hostname, parts.port or (443 if tls else 80), tls, prefix, headers)
 
 
 @dataclass(frozen=True)
@@ -49,9 +93,9 @@ class RequestError:
 class Reply:
     """One answer. Times in seconds of the client's clock.
 
-    `pieces`: the body as it came, each piece with the time of the bytes that brought it. `done`: when the last of
-    them came, or when the request was given up. `error` is set when the answer is not complete; what had come
-    until then is kept.
+    `sent`: when the client got to sending the request. `pieces`: the body as it came, each piece with the time of
+    the bytes that brought it. `done`: when the last of them came, or when the request was given up. `error` is set
+    when the answer is not complete; what had come until then is kept.
     """
 
     sent: float
@@ -74,17 +118,16 @@ class FramingError(ValueError):
 class Framer:
     """Cuts one HTTP/1.1 answer out of a byte stream. Feed it until `complete`."""
 
-    def __init__(self, method: str = "POST") -> None:
+    def __init__(self) -> None:
         self.status = 0
         self.headers: dict[str, str] = {}
         self.pieces: list[tuple[float, bytes]] = []
         self.complete = False
         self.keep_alive = True
         self.until_close = False
-        self._method = method
-        self._buffer = bytearray()
-        self._step: Callable[[float], bool] = self._head
-        self._left = 0  # bytes of the current chunk or of the whole body
+        self._parser = httptools.HttpResponseParser(self)
+        self._now = 0.0
+        self._headed = False  # the head of the final answer is over
         self._size = 0
 
     def feed(self, data: bytes, now: float) -> None:
@@ -93,11 +136,17 @@ class Framer:
         Raises:
             FramingError: they are not HTTP/1.1, or more than this client takes.
         """
-        self._buffer += data
-        while not self.complete and self._step(now):
-            pass
-        if self.complete and self._buffer:
+        self._now = now
+        self._size += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self.complete:
+                cause = error.__context__ if isinstance(error.__context__, FramingError) else error
+                raise FramingError(f"not an HTTP/1.1 answer: {str(cause)[:200]}") from error
             self.keep_alive = False  # bytes nobody asked for: this connection cannot be trusted any more
+        if self._size > (MAX_BODY if self._headed else MAX_HEAD):
+            raise FramingError("the answer is too long" if self._headed else "the head of the answer is too long")
 
     def close(self) -> bool:
         """The peer closed the connection; return whether that ends the answer properly."""
@@ -106,106 +155,38 @@ class Framer:
         self.keep_alive = False
         return self.complete
 
-    def _head(self, now: float) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            if len(self._buffer) > MAX_HEAD:
-                raise FramingError("the head of the answer is too long")
-            return False
-        lines = bytes(self._buffer[:end]).decode("latin-1").split("\r\n")
-        del self._buffer[: end + 4]
-        words = lines[0].split(" ", 2)
-        if not words[0].startswith("HTTP/1.") or len(words) < 2 or not words[1].isdigit():
-            raise FramingError(f"not an HTTP/1.1 answer: {lines[0][:80]!r}")
-        self.status = int(words[1])
-        for line in lines[1:]:
-            name, colon, value = line.partition(":")
-            if not colon:
-                raise FramingError(f"not a header: {line[:80]!r}")
-            self.headers[name.strip().lower()] = value.strip()
-        if 100 <= self.status < 200:  # an interim answer; the real one follows
-            self.headers = {}
-            return True
-        self._begin_body(words[0])
-        return True
+    # httptools calls these
 
-    def _begin_body(self, version: str) -> None:
-        connection = self.headers.get("connection", "").lower()
-        self.keep_alive = "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
+    def on_message_begin(self) -> None:
+        if self.complete:
+            self.keep_alive = False  # a second answer to one request
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.complete:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self.complete or 100 <= status < 200:
+            return
+        self.status = status
+        self._headed = True
         length = self.headers.get("content-length")
-        if self._method == "HEAD" or self.status in (204, 304):
+        if length is not None and int(length) > MAX_BODY:
+            raise FramingError(f"content-length {length[:40]}")
+        chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
+        self.until_close = length is None and not chunked and status not in (204, 304)
+
+    def on_body(self, data: bytes) -> None:
+        if not self.complete:
+            self.pieces.append((self._now, data))
+
+    def on_message_complete(self) -> None:
+        if not self._headed:  # an interim answer; the real one follows
+            self.headers = {}
+        elif not self.complete:
             self.complete = True
-        elif "chunked" in self.headers.get("transfer-encoding", "").lower():
-            self._step = self._chunk_size
-        elif length is None:
-            self.until_close = True
-            self._left = MAX_BODY
-            self._step = self._plain
-        elif not length.isdigit() or int(length) > MAX_BODY:
-            raise FramingError(f"content-length {length[:40]!r}")
-        else:
-            self._left = int(length)
-            self._step = self._plain
-            self.complete = self._left == 0
-
-    def _plain(self, now: float) -> bool:
-        self._take(now)
-        if self._left == 0:
-            if self.until_close:
-                raise FramingError("the answer is too long")
-            self.complete = True
-        return False
-
-    def _chunk_size(self, now: float) -> bool:
-        end = self._buffer.find(b"\r\n")
-        if end < 0:
-            if len(self._buffer) > MAX_CHUNK_LINE:
-                raise FramingError("the size line of a chunk is too long")
-            return False
-        word = bytes(self._buffer[:end]).split(b";", 1)[0].strip()
-        try:
-            self._left = int(word, 16)
-        except ValueError as error:
-            raise FramingError(f"not a chunk size: {word[:40]!r}") from error
-        if self._left < 0 or self._size > MAX_BODY:
-            raise FramingError("the answer is too long")
-        del self._buffer[: end + 2]
-        self._step = self._chunk_data if self._left else self._trailer
-        return True
-
-    def _chunk_data(self, now: float) -> bool:
-        self._take(now)
-        if self._left:
-            return False
-        self._step = self._chunk_end
-        return True
-
-    def _chunk_end(self, now: float) -> bool:
-        if len(self._buffer) < 2:
-            return False
-        if self._buffer[:2] != b"\r\n":
-            raise FramingError("a chunk is longer than it says")
-        del self._buffer[:2]
-        self._step = self._chunk_size
-        return True
-
-    def _trailer(self, now: float) -> bool:
-        end = self._buffer.find(b"\r\n")
-        if end < 0:
-            if len(self._buffer) > MAX_HEAD:
-                raise FramingError("the trailer is too long")
-            return False
-        self.complete = end == 0
-        del self._buffer[: end + 2]
-        return True
-
-    def _take(self, now: float) -> None:
-        data = bytes(self._buffer[: self._left])
-        if data:
-            self.pieces.append((now, data))
-            del self._buffer[: len(data)]
-            self._left -= len(data)
-            self._size += len(data)
+            self.keep_alive = self._parser.should_keep_alive()
 
 
 class _Wire(asyncio.Protocol):
@@ -217,6 +198,7 @@ class _Wire(asyncio.Protocol):
         self._framer: Framer | None = None
         self._done: asyncio.Future[RequestError | None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._began = 0.0
         self.last = 0.0
         self.open = False
 
@@ -225,30 +207,33 @@ class _Wire(asyncio.Protocol):
             self._transport = transport
             self.open = True
 
-    def begin(self, request: bytes, framer: Framer, stall: float) -> tuple[float, asyncio.Future[RequestError | None]]:
-        """Send; return (when, future of the error or None). `stall` seconds without a byte end the request."""
+    def begin(
+        self, request: bytes, framer: Framer, stall: float, total: float
+    ) -> tuple[float, asyncio.Future[RequestError | None]]:
+        """Send; return (when, future of the error or None)."""
         loop = asyncio.get_running_loop()
         self._framer = framer
         self._done = loop.create_future()
-        self.last = self._clock()
+        self._began = self.last = self._clock()
         if self._transport is None:
             raise ConnectionError("not connected")
         self._transport.write(request)
-        self._timer = loop.call_later(stall, self._check, stall)
+        self._timer = loop.call_later(min(stall, total), self._check, stall, total)
         return self.last, self._done
 
     def data_received(self, data: bytes) -> None:
         now = self._clock()
-        if self._framer is None:
+        framer = self._framer
+        if framer is None:
             self.abort()  # bytes between two requests
             return
         self.last = now
         try:
-            self._framer.feed(data, now)
+            framer.feed(data, now)
         except FramingError as error:
             self._finish(RequestError("malformed", str(error)))
             return
-        if self._framer.complete:
+        if framer.complete:
             self._finish(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -269,12 +254,18 @@ class _Wire(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _check(self, stall: float) -> None:
-        idle = self._clock() - self.last
-        if idle >= stall:
+    def _check(self, stall: float, total: float) -> None:
+        now = self._clock()
+        idle, age = now - self.last, now - self._began
+        if idle >= stall and self._framer is not None and not self._framer.pieces:
+            self._finish(RequestError("no_first_token", f"no token for {stall:g} s"))
+        elif idle >= stall:
             self._finish(RequestError("stalled", f"no byte for {stall:g} s"))
+        elif age >= total:
+            self._finish(RequestError("endless", f"not over after {total:g} s"))
         else:
-            self._timer = asyncio.get_running_loop().call_later(stall - idle, self._check, stall)
+            wait = min(stall - idle, total - age)
+            self._timer = asyncio.get_running_loop().call_later(wait, self._check, stall, total)
 
     def _finish(self, error: RequestError | None) -> None:
         framer, self._framer = self._framer, None
@@ -297,6 +288,7 @@ class Client:
         self._endpoint = endpoint
         self._clock = clock
         self._wire: _Wire | None = None
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in endpoint.headers)
 
     async def __aenter__(self) -> Client:
         return self
@@ -318,38 +310,48 @@ class Client:
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, self._wire = await loop.create_connection(
-                    lambda: _Wire(self._clock), self._endpoint.host, self._endpoint.port
+                    lambda: _Wire(self._clock),
+                    self._endpoint.host,
+                    self._endpoint.port,
+                    ssl=ssl.create_default_context() if self._endpoint.tls else None,
                 )
         except (OSError, TimeoutError) as error:
-            return RequestError("connect", f"{self._endpoint}: {error or 'no answer'}")
+            self._wire = None
+            return RequestError("connect", f"cannot connect to {self._endpoint}: {error or 'timeout'}")
         return None
 
-    async def request(self, method: str, path: str, body: bytes = b"", stall: float = 30.0) -> Reply:
-        """Send a request and collect its answer; `stall` seconds without a byte end it.
+    async def request(
+        self, method: str, path: str, body: bytes = b"", stall: float = 30.0, total: float = math.inf
+    ) -> Reply:
+        """Send a request and collect its answer; `stall` seconds without a byte end it, and `total` in any case.
 
         A server may close a kept connection whenever it is idle (RFC 9112, 9.3.1): a request that meets this, and
         got no byte, is sent once more on a new one. The time that takes is part of the request.
         """
         kept = self._wire is not None and self._wire.open
-        reply = await self._once(method, path, body, stall)
+        reply = await self._once(method, path, body, stall, total)
         if kept and reply.status == 0 and reply.error is not None and reply.error.kind == "reset":
-            return await self._once(method, path, body, stall)
+            again = await self._once(method, path, body, stall, total)
+            return dataclasses.replace(again, sent=reply.sent)
         return reply
 
-    async def _once(self, method: str, path: str, body: bytes, stall: float) -> Reply:
-        framer = Framer(method)
+    async def _once(self, method: str, path: str, body: bytes, stall: float, total: float) -> Reply:
+        framer = Framer()
+        request = self._encode(method, path, body)
         began = self._clock()
         if (error := await self.connect()) is not None or self._wire is None:
             return Reply(began, self._clock(), 0, {}, (), error)
         wire = self._wire
-        sent, done = wire.begin(self._encode(method, path, body), framer, stall)
         try:
+            _, done = wire.begin(request, framer, stall, total)
             error = await done
+        except ConnectionError as broken:
+            return Reply(began, self._clock(), 0, {}, (), RequestError("reset", str(broken)))
         except asyncio.CancelledError:
             self.close()
             raise
         done_at = wire.last if error is None else self._clock()
-        return Reply(sent, done_at, framer.status, framer.headers, tuple(framer.pieces), error)
+        return Reply(began, done_at, framer.status, framer.headers, tuple(framer.pieces), error)
 
     async def get(self, path: str, timeout: float) -> Reply:
         """GET with a bound on the whole exchange."""
@@ -367,7 +369,10 @@ class Client:
         )
 
     def _encode(self, method: str, path: str, body: bytes) -> bytes:
-        head = f"{method} {path} HTTP/1.1\r\nhost: {self._endpoint.host}:{self._endpoint.port}\r\n"
+        head = (
+            f"{method} {self._endpoint.prefix}{path} HTTP/1.1\r\nhost: {self._endpoint.host}:{self._endpoint.port}\r\n"
+        )
+        head += self._head
         if body:
             head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
-        return head.encode("ascii") + b"\r\n" + body
+        return head.encode("latin-1") + b"\r\n" + body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from tuner.load.client import Reply, RequestError
@@ -55,22 +56,25 @@ def events(reply: Reply) -> Iterator[tuple[float, str]]:
                 lines = []
 
 
-def read_completion(reply: Reply) -> Completion | RequestError:
+def read_completion(reply: Reply, most: int | None = None) -> Completion | RequestError:
     """Read the stream of /v1/completions or /v1/chat/completions.
 
-    An answer that is an error, breaks off, is no event stream, ends without a finish reason, or gives no usage is
-    a RequestError: its tokens cannot be counted, and chunks are no substitute.
+    An answer that is an error, breaks off, is no event stream, ends without a finish reason, or gives no usage or an
+    impossible one is a RequestError: its tokens cannot be counted, and chunks are no substitute.
+
+    Args:
+        most: tokens that were asked for; a server that claims more has not counted them.
     """
     if reply.error is not None:
         return reply.error
     if reply.status != 200:
-        return RequestError("status", f"HTTP {reply.status}: {_words(reply.body)}")
+        return _refusal(reply)
     if "text/event-stream" not in reply.headers.get("content-type", ""):
-        return RequestError("malformed", f"not an event stream: {_words(reply.body)}")
+        return RequestError("not_a_stream", f"not an event stream: {_words(reply.body)}")
     reader = _Reader()
     for time, data in events(reply):
         if data == "[DONE]":
-            return reader.result()
+            return reader.result(most)
         try:
             document = json.loads(data)
         except (ValueError, RecursionError):
@@ -78,6 +82,17 @@ def read_completion(reply: Reply) -> Completion | RequestError:
         if (error := reader.take(time, document)) is not None:
             return error
     return RequestError("incomplete", "the stream ended without [DONE]")
+
+
+def _refusal(reply: Reply) -> RequestError:
+    """Return the error of an answer that is no success; redirects are not followed: the URL is to be corrected."""
+    said = f"HTTP {reply.status}: {_words(reply.body)}"
+    if 300 <= reply.status < 400:
+        return RequestError("redirect", f"HTTP {reply.status} to {reply.headers.get('location', 'nowhere')[:120]}")
+    if reply.status in (429, 503):
+        wait = reply.headers.get("retry-after")
+        return RequestError("throttled", said + (f" (retry after {wait[:40]})" if wait else ""))
+    return RequestError("status", said)
 
 
 class _Reader:
@@ -90,11 +105,12 @@ class _Reader:
         self._finish: str | None = None
         self._usage: Mapping[str, Any] | None = None
         self._last: Mapping[str, Any] = {}
+        self._counted = 0
 
     def take(self, time: float, document: object) -> RequestError | None:
         if not isinstance(document, dict):
             return RequestError("malformed", "an event is not a JSON object")
-        if "error" in document:
+        if document.get("error"):
             return RequestError(
                 "status",
                 f"error in the stream: {_words(json.dumps(document['error']).encode())}",
@@ -114,19 +130,24 @@ class _Reader:
             self._finish = finish
         if total is None and ids:
             total = len(self._ids)
-        before = next((count for _, count in reversed(self._stamps) if count is not None), 0)
-        if text or ids or (total is not None and total > before):
+        if text or ids or (total is not None and total > self._counted):
             self._stamps.append((time, total))
+        self._counted = total or self._counted
         return None
 
-    def result(self) -> Completion | RequestError:
+    def result(self, most: int | None) -> Completion | RequestError:
         if self._finish is None:
             return RequestError("incomplete", "the stream ended without a finish reason")
-        total = _count((self._usage or {}).get("completion_tokens"))
-        if total is None:
+        said = (self._usage or {}).get("completion_tokens")
+        total = _count(said)
+        if said is None:
             return RequestError("no_usage", "the server reports no usage.completion_tokens")
-        if not self._stamps or total == 0:
+        if total is None:
+            return RequestError("wrong_usage", f"usage.completion_tokens is {said!r:.40}")
+        if not self._stamps:
             return RequestError("incomplete", "the stream brought no token")
+        if (wrong := self._impossible(total, most)) is not None:
+            return RequestError("wrong_usage", wrong)
         arrivals, exact = _arrivals(self._stamps, total)
         return Completion(
             arrivals=arrivals,
@@ -139,12 +160,27 @@ class _Reader:
             last=self._last,
         )
 
+    def _impossible(self, total: int, most: int | None) -> str | None:
+        """Return why the server's counts cannot be true, None when they can."""
+        counts = [count for _, count in self._stamps if count is not None]
+        if total == 0:
+            return "usage says 0 tokens, but some came"
+        if most is not None and total > most:
+            return f"usage says {total} tokens, but at most {most} were asked for"
+        if any(after < before for before, after in pairwise(counts)):
+            return "usage counts down"
+        if counts and counts[-1] > total:
+            return f"usage says {total} tokens at the end, but {counts[-1]} before"
+        if len(self._ids) > total:
+            return f"usage says {total} tokens, but {len(self._ids)} ids came"
+        return None
+
 
 def _arrivals(stamps: list[tuple[float, int | None]], total: int) -> tuple[tuple[Arrival, ...], bool]:
     """Turn running totals into tokens per event; without them, spread the total evenly."""
     counts = [count for _, count in stamps if count is not None]
-    if len(counts) == len(stamps) and counts == sorted(counts) and counts[-1:] == [total][: len(counts)]:
-        steps = [after - before for before, after in zip([0, *counts], counts, strict=False)]
+    if len(counts) == len(stamps) and counts[-1] == total:
+        steps = [after - before for before, after in pairwise([0, *counts])]
         pairs = zip(stamps, steps, strict=True)
         return tuple(Arrival(time, step) for (time, _), step in pairs if step > 0), True
     return tuple(Arrival(time, total / len(stamps)) for time, _ in stamps), False

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
-from dataclasses import dataclass
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
 
-from engine.config import BUNDLED, PAIR
+from engine.config import PAIR
 from tuner.errors import TunerError
+from tuner.load.sources import BundledPrompts, JsonlPrompts, Kinds, RandomPrompts, ShareGptPrompts
 from tuner.records import Workload
 
 BUNDLED_PROMPTS = PAIR / "workload.jsonl"
@@ -78,23 +74,107 @@ class Prompt:
         """The endpoint that takes it."""
         return COMPLETIONS if self.messages is None else CHAT
 
+    @property
+    def text(self) -> str:
+        """All of it as text; token ids have none."""
+        if self.messages is not None:
+            return "\n".join(str(message["content"]) for message in self.messages)
+        return self.prompt if isinstance(self.prompt, str) else ""
 
-def load_prompts(name: str) -> tuple[Prompt, ...]:
-    """Read `bundled`, or a JSONL file.
+    def after(self, words: str) -> Prompt:
+        """Return this prompt behind a text; token ids cannot be."""
+        if self.messages is not None:
+            return replace(self, messages=({"role": "system", "content": words}, *self.messages))
+        return replace(self, prompt=words + self.prompt) if isinstance(self.prompt, str) else self
+
+
+def load_prompts(source: Kinds, seed: int = 0) -> tuple[Prompt, ...]:
+    """Return the prompts of a source; `seed` is for random ones.
 
     Raises:
-        WorkloadError: no such file, not JSONL, a line that is no prompt, or no line at all; names file and line.
+        WorkloadError: no such file, not of its format, an entry that is no prompt, or none at all; names file and
+            line or entry.
     """
-    path = BUNDLED_PROMPTS if name == BUNDLED else Path(name).expanduser()
+    match source:
+        case BundledPrompts():
+            return _jsonl(BUNDLED_PROMPTS)
+        case JsonlPrompts(path=path):
+            return _jsonl(Path(path).expanduser())
+        case ShareGptPrompts(path=path, chat=chat):
+            return _sharegpt(Path(path).expanduser(), chat)
+        case RandomPrompts():
+            rng = random.Random(seed)
+            low, high = source.input_tokens
+            return tuple(
+                Prompt(tuple(rng.randrange(source.vocabulary) for _ in range(rng.randint(low, high))), None)
+                for _ in range(source.count)
+            )
+
+
+def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise WorkloadError(f"{path}: larger than {MAX_BYTES // 2**20} MiB; give fewer prompts")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot be read: {error}") from error
-    prompts = [_prompt(path, number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise WorkloadError(f"there is no file {path}") from error
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise WorkloadError(f"{path}: cannot be read: {reason}") from error
+
+
+def _jsonl(path: Path) -> tuple[Prompt, ...]:
+    lines = enumerate(_read(path).splitlines(), 1)
+    prompts = [_prompt(path, number, line) for number, line in lines if line.strip()]
     if not prompts:
         raise WorkloadError(f"{path}: no prompts; write one JSON object with `prompt` or `messages` a line")
+    return tuple(prompts)
+
+
+class Turn(BaseModel):
+    """One turn of a ShareGPT-style conversation; `role` and `content` are another spelling."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    speaker: StrictStr = Field(validation_alias=AliasChoices("from", "role"))
+    text: StrictStr = Field(validation_alias=AliasChoices("value", "content"))
+
+
+class Conversation(BaseModel):
+    """One entry of a ShareGPT-style file."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    turns: tuple[Turn, ...] = Field(validation_alias=AliasChoices("conversations", "conversation", "messages"))
+    category: StrictStr | None = None
+
+
+ROLES = {"human": "user", "user": "user", "system": "system"}  # anybody else is the model
+
+
+def _sharegpt(path: Path, chat: bool) -> tuple[Prompt, ...]:
+    """Read a list of conversations; one that does not begin with a question is left out, as its makers do."""
+    try:
+        document = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise WorkloadError(f"{path}: not JSON: {error}") from error
+    if not isinstance(document, list):
+        raise WorkloadError(f"{path}: not a list of conversations")
+    prompts = []
+    for number, entry in enumerate(document):
+        try:
+            conversation = Conversation.model_validate(entry)
+        except ValidationError as error:
+            raise WorkloadError(f"{path}: conversation {number}: {_first(error)}") from error
+        asked = list(itertools.takewhile(lambda turn: turn.speaker.lower() in ROLES, conversation.turns))
+        messages = tuple({"role": ROLES[t.speaker.lower()], "content": t.text} for t in asked if t.text.strip())
+        if not any(message["role"] == "user" for message in messages):
+            continue
+        label = conversation.category or ""
+        text = "\n\n".join(message["content"] for message in messages)
+        prompts.append(Prompt(None, messages, label) if chat else Prompt(text, None, label))
+    if not prompts:
+        raise WorkloadError(f"{path}: no conversation begins with a question")
     return tuple(prompts)
 
 
@@ -102,23 +182,48 @@ def _prompt(path: Path, number: int, text: str) -> Prompt:
     try:
         line = Line.model_validate_json(text)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        message = problem["msg"].removeprefix("Value error, ")
-        raise WorkloadError(f"{path}:{number}: {where + ': ' if where else ''}{message}") from error
-    label = line.category or line.package or ""
+        raise WorkloadError(f"{path}:{number}: {_first(error)}") from error
+    label = line.category or ""
     if line.messages is not None:
         return Prompt(None, tuple(message.model_dump() for message in line.messages), label)
     return Prompt(line.token_ids or line.prompt or line.text, None, label)
 
 
+def _first(error: ValidationError) -> str:
+    """Return the first problem of a validation, with its place."""
+    problem = error.errors()[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    message = problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def with_shared_prefix(prompts: Sequence[Prompt], share: float) -> tuple[Prompt, ...]:
+    """Return prompts of which about `share` is a prefix common to all, taken from the prompts themselves.
+
+    Its length is share / (1 − share) of the median prompt, in token ids where all prompts are ids, else in
+    characters; chats get it as a system message.
+    """
+    if not share:
+        return tuple(prompts)
+    if all(isinstance(prompt.prompt, tuple) for prompt in prompts):
+        ids = [prompt.prompt for prompt in prompts if isinstance(prompt.prompt, tuple)]
+        length = round(statistics.median(map(len, ids)) * share / (1 - share))
+        common = tuple(itertools.islice(itertools.cycle(itertools.chain.from_iterable(ids)), length))
+        return tuple(replace(prompt, prompt=common + own) for prompt, own in zip(prompts, ids, strict=True))
+    texts = [prompt.text for prompt in prompts]
+    length = round(statistics.median(map(len, texts)) * share / (1 - share))
+    words = "".join(itertools.islice(itertools.cycle("\n".join(texts) + "\n"), length))
+    return tuple(prompt.after(words) for prompt in prompts)
+
+
 @dataclass(frozen=True)
 class Request:
-    """One request as it is sent."""
+    """One request as it is sent; `most` tokens are asked for."""
 
     path: str
     body: bytes
     slice: str = ""
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -134,34 +239,49 @@ class Requests:
     served_name: str
     workload: Workload
     seed: int
+    _heads: dict[int, bytes] = field(default_factory=dict, compare=False, repr=False)
 
     def make(self, index: int, output_tokens: int | None = None) -> Request:
         """Return request `index`; `output_tokens` None means the workload's."""
-        prompt = self.prompts[self.order[index % len(self.order)]]
-        body: dict[str, Any] = {"model": self.served_name}
-        if prompt.messages is None:
-            body["prompt"] = prompt.prompt
-        else:
-            body["messages"] = prompt.messages
-        body |= {
-            "max_tokens": self.workload.output_tokens if output_tokens is None else output_tokens,
+        number = self.order[index % len(self.order)]
+        prompt = self.prompts[number]
+        most = self.workload.output_tokens if output_tokens is None else output_tokens
+        head = self._heads.get(number)
+        if head is None:  # a long prompt takes long to encode: once is enough
+            head = self._heads[number] = self._head(prompt)
+        ignore = b',"ignore_eos":true' if self.workload.ignore_eos else b""
+        body = b'%b,"max_tokens":%d,"seed":%d%b}' % (head, most, self.seed + index, ignore)
+        return Request(prompt.path, body, prompt.slice, most)
+
+    def prepare(self) -> None:
+        """Encode every prompt now, so that nothing but sending is left to do under load."""
+        for number in set(self.order):
+            self._heads.setdefault(number, self._head(self.prompts[number]))
+
+    def _head(self, prompt: Prompt) -> bytes:
+        asked = {"prompt": prompt.prompt} if prompt.messages is None else {"messages": prompt.messages}
+        body = {
+            "model": self.served_name,
+            **asked,
             "temperature": 0,
-            "seed": self.seed + index,
             "stream": True,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }
-        if self.workload.ignore_eos:
-            body["ignore_eos"] = True
-        return Request(prompt.path, json.dumps(body, separators=(",", ":")).encode(), prompt.slice)
+        return json.dumps(body, separators=(",", ":")).encode()[:-1]
 
 
 def make_requests(workload: Workload, served_name: str, seed: int) -> Requests:
     """Load the prompts and fix their order by `seed`.
 
     Raises:
-        WorkloadError: see `load_prompts`.
+        WorkloadError: see `load_prompts`; or no prompt is of the categories asked for.
     """
-    prompts = load_prompts(workload.prompts)
+    prompts = load_prompts(workload.prompts, seed)
+    if workload.categories:
+        known = sorted({prompt.slice for prompt in prompts})
+        prompts = tuple(prompt for prompt in prompts if prompt.slice in workload.categories)
+        if missing := [name for name in workload.categories if name not in known]:
+            raise WorkloadError(f"no prompt has category {', '.join(missing)}; there are {', '.join(known) or 'none'}")
     order = list(range(len(prompts)))
     random.Random(seed).shuffle(order)
-    return Requests(prompts, tuple(order), served_name, workload, seed)
+    return Requests(with_shared_prefix(prompts, workload.shared_prefix), tuple(order), served_name, workload, seed)

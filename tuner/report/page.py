@@ -275,7 +275,7 @@ def _measured_with(space: Space) -> Html:
     file = space.file
     work = file.workload
     rows = [
-        ("prompts", work.prompts),
+        ("prompts", str(work.prompts)),
         ("output tokens", f"at most {work.output_tokens}" + (", past the end of text" if work.ignore_eos else "")),
         ("requests in flight", ", ".join(map(str, work.concurrency))),
         ("measured time per load", format_duration(work.window)),

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from engine.config import EngineConfig
 from tuner.errors import Problem, SpaceError
+from tuner.load.workload import WorkloadError, make_requests
 from tuner.space.domains import Choices, Domain, DomainReader, FloatRange, IntRange
 from tuner.space.fields import NoSuchPath, Variant, models_in, resolve, unions
 from tuner.space.model import Constraint, Objective, SpaceFile
@@ -41,11 +42,11 @@ def load_space(path: FilePath) -> Space:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SpaceError(path, [Problem(1, 1, f"cannot be read: {reason}")]) from error
     space, document = _parse(data, str(path))
-    prompts = space.file.workload.prompts
-    if prompts != "bundled" and not FilePath(prompts).expanduser().is_file():
-        place = ("workload", "prompts")
-        hint = "`bundled`, or the path of a JSONL file"
-        raise SpaceError(path, [document.problem(place, f"there is no file {shorten(prompts)}", hint)])
+    try:
+        make_requests(space.file.workload, "", space.file.study.seed)
+    except WorkloadError as error:
+        place, hint = ("workload", "prompts"), "`bundled`, the path of a JSONL or ShareGPT file, or `kind: random`"
+        raise SpaceError(path, [document.problem(place, str(error), hint)]) from error
     return space
 
 

@@ -42,7 +42,7 @@ def test_any_split_of_an_answer_gives_its_body(parts: list[bytes], cuts: list[in
     body = b"".join(parts)
     wire = {
         "chunked": chunked(parts),
-        "ext": chunked(parts, extension=b"; a=b"),
+        "ext": chunked(parts, extension=b";a=b"),
         "trailer": chunked(parts, trailer=b"x: y\r\n"),
         "plain": b"HTTP/1.1 100 Continue\r\n\r\n" + plain(body),
         "close": b"HTTP/1.1 200 OK\r\n\r\n" + body,

@@ -38,7 +38,7 @@ def read(answer: Reply) -> Completion:
 
 
 def refused(answer: Reply) -> RequestError:
-    found = read_completion(answer)
+    found = read_completion(answer, 100)
     assert isinstance(found, RequestError)
     return found
 
@@ -106,11 +106,18 @@ def test_lines_of_an_event_are_joined() -> None:
 @pytest.mark.parametrize(
     ("answer", "kind"),
     [
-        (reply((1.0, b'{"error": "no"}'), status=429), "status"),
-        (reply((1.0, b"<html>"), headers={"content-type": "text/html"}), "malformed"),
+        (reply((1.0, b'{"error": "no"}'), status=500), "status"),
+        (reply((1.0, b"later"), status=429), "throttled"),
+        (reply((1.0, b""), status=302, headers={"location": "/x"}), "redirect"),
+        (reply((1.0, b"<html>"), headers={"content-type": "text/html"}), "not_a_stream"),
         (reply((1.0, chunk("a", usage=1))), "incomplete"),
         (reply((1.0, chunk("a", usage=1) + DONE)), "incomplete"),
         (reply((1.0, chunk("a", "stop") + DONE)), "no_usage"),
+        (reply((1.0, chunk("a", "stop", usage=0) + DONE)), "wrong_usage"),
+        (reply((1.0, chunk("a", "stop", usage=-3) + DONE)), "wrong_usage"),
+        (reply((1.0, chunk("a", usage=4)), (2.0, chunk("b", "stop", usage=3) + DONE)), "wrong_usage"),
+        (reply((1.0, chunk("a", "stop", usage=101) + DONE)), "wrong_usage"),
+        (reply((1.0, chunk("a", "stop", usage=1, token_ids=[4, 5]) + DONE)), "wrong_usage"),
         (reply((1.0, chunk("", "stop", usage=0) + DONE)), "incomplete"),
         (reply((1.0, b"data: {broken\n\n" + DONE)), "malformed"),
         (reply((1.0, b"data: 17\n\n" + DONE)), "malformed"),

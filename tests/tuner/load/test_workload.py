@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.load.sources import JsonlPrompts
 from tuner.load.workload import WorkloadError, load_prompts, make_requests
 from tuner.records import Workload
 
@@ -23,9 +24,9 @@ def test_reads_texts_token_ids_and_messages(tmp_path: Path) -> None:
         {"id": 3, "package": "numpy", "text": "import", "token_ids": [5, 6]},
         {"messages": [{"role": "user", "content": "hi"}]},
     )
-    first, second, third = load_prompts(name)
+    first, second, third = load_prompts(JsonlPrompts(path=name))
     assert (first.prompt, first.slice, first.path) == ("hello", "greeting", "/v1/completions")
-    assert (second.prompt, second.slice) == ((5, 6), "numpy")
+    assert (second.prompt, second.slice) == ((5, 6), "")
     assert (third.messages, third.path) == (({"role": "user", "content": "hi"},), "/v1/chat/completions")
 
 
@@ -45,7 +46,7 @@ def test_reads_texts_token_ids_and_messages(tmp_path: Path) -> None:
 def test_a_bad_line_is_named(tmp_path: Path, line: object, words: str) -> None:
     name = write(tmp_path, {"prompt": "fine"}, line)
     with pytest.raises(WorkloadError) as caught:
-        load_prompts(name)
+        load_prompts(JsonlPrompts(path=name))
     assert str(caught.value).startswith(f"{name}:2: ")
     assert words in str(caught.value)
 
@@ -55,12 +56,12 @@ def test_a_file_without_prompts_is_refused(tmp_path: Path, content: bytes) -> No
     path = tmp_path / "p.jsonl"
     path.write_bytes(content)
     with pytest.raises(WorkloadError):
-        load_prompts(str(path))
+        load_prompts(JsonlPrompts(path=str(path)))
 
 
 def test_a_missing_file_is_refused() -> None:
-    with pytest.raises(WorkloadError, match="cannot be read"):
-        load_prompts("/nowhere/prompts.jsonl")
+    with pytest.raises(WorkloadError, match="there is no file"):
+        load_prompts(JsonlPrompts(path="/nowhere/prompts.jsonl"))
 
 
 def test_requests_are_the_same_for_every_candidate(tmp_path: Path) -> None:
