@@ -21,7 +21,7 @@ TOP = 20  # alternatives kept at every position, the most that servers give
 MANTISSA = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
 USUAL_BINADE = 4  # best logits are between 16 and 32, where nothing tells better
 COARSEST, FINEST = 1.0, 2.0**-12  # units that show in log-probabilities, which are float32
-NEAREST = 4  # logits so near the best that most of them share its unit
+LEAST_SHOWN = 8  # alternatives; fewer have a common divisor by chance
 LEAST_BOUND = 1e-3  # nats: sums of float32 differ by more than the last place, and log-probabilities are rounded
 
 Top = tuple[tuple[int, FiniteFloat], ...]
@@ -100,29 +100,25 @@ def regret(top: Top, token: int) -> float:
 
 
 def unit_of(tops: Sequence[Top], dtype: str) -> float:
-    """Return the unit in the last place of `dtype` at the best logits, read from log-probabilities.
+    """Return the unit in the last place of `dtype` at the best logits, as far as log-probabilities tell.
 
-    Servers give log-probabilities, from which the size of a logit cannot be seen; but logits of a 16-bit type are
-    multiples of their unit, so the differences of the likeliest ones show it: it is the largest power of two that
-    divides them. The median over all positions is taken. Where no such grid shows, best logits are taken to lie
-    between 16 and 32.
+    They do not show how large a logit is. Best logits of language models lie mostly between 16 and 32, and a
+    reference has some there, so no smaller unit is taken; rounding is as coarse as the largest numbers of a sum.
+    Larger logits of a 16-bit type show: all differences of log-probabilities are multiples of their unit. Of that
+    the median over all positions is taken.
     """
     bits = MANTISSA.get(dtype, 7)
     usual = 2.0 ** (USUAL_BINADE - bits)
     if bits > MANTISSA["float16"]:
         return usual
-    found = [_grid([top[0][1] - value for _, value in top[1:NEAREST]]) for top in tops if len(top) >= NEAREST]
-    shown = [unit for unit in found if unit is not None]
-    if len(shown) <= len(found) / 2:
-        return usual
-    return float(statistics.median_high(shown))
+    return max(usual, statistics.median(_grid([top[0][1] - value for _, value in top]) for top in tops))
 
 
-def _grid(differences: Sequence[float]) -> float | None:
-    """Return the largest power of two that divides all, None when there is none above rounding."""
+def _grid(differences: Sequence[float]) -> float:
+    """Return the largest power of two that divides all, 0 when there is none above rounding."""
     unit = COARSEST
-    while unit >= FINEST:
+    while unit >= FINEST and len(differences) >= LEAST_SHOWN:
         if all(math.isclose(each / unit, round(each / unit), abs_tol=0.02) for each in differences):
             return unit
         unit /= 2
-    return None
+    return 0.0
