@@ -23,12 +23,22 @@ class Plan:
     """A fake server's behaviour.
 
     die_at: start (before anything), loaded (after start_s), listening, completion, stream (with answer: die).
-    answer: what happens to completions after the first `good_completions`, from their chunk `break_at` on.
+    answer: what happens to completions after the first `good_completions`, from their chunk `break_at` on; with
+        `bad_completions`, only to so many of them.
+    start_log, start_mib: what it prints, and how much memory it takes, every 50 ms while it loads.
+    leak_kib: memory that every completion costs. spam_bytes: what every completion prints.
+    daemon: the started process leaves, and a child of a child in a session of its own serves.
     """
 
     start_s: float = 0.0
     ready_s: float = 0.0
-    listen: Literal["soon", "never"] = "soon"
+    warm_s: float = 0.0
+    listen: Literal["soon", "never", "spin", "close"] = "soon"
+    daemon: bool = False
+    start_log: str = ""
+    start_mib: int = 0
+    leak_kib: int = 0
+    spam_bytes: int = 0
     serve_as: str | None = None
     hang_on: tuple[str, ...] = ()
     die_at: str | None = None
@@ -36,6 +46,7 @@ class Plan:
     die_signal: int = 0
     last_words: tuple[str, ...] = ()
     ignore_sigterm: bool = False
+    suicide_on_term: bool = False
     exit_on_term: int = 0
     children: bool = False
     chatter_bytes: int = 0
@@ -47,7 +58,13 @@ class Plan:
     continuous: bool = True
     accept_length: float | None = 3.5
     keep_alive: bool = True
+    buffered: bool = False
+    finish: str = "length"
+    overshoot: int = 0
+    models: str | None = None
     good_completions: int = 0
+    bad_completions: int | None = None
+    message: str = "planned"
     break_at: int = 1
     status: int = 500
     answer: Literal[

@@ -30,6 +30,12 @@ class Server:
         self.port = port
         self.began = time.monotonic()
         self.completions = 0
+        self.leaked: list[bytes] = []
+
+    def is_bad(self) -> bool:
+        """Whether the current completion is to break."""
+        late = self.completions - self.plan["good_completions"]
+        return late > 0 and (self.plan["bad_completions"] is None or late <= self.plan["bad_completions"])
 
     async def run(self, host: str) -> None:
         if self.plan["ignore_sigterm"]:
@@ -39,9 +45,15 @@ class Server:
         server = await asyncio.start_server(self.serve, host, self.port, limit=2**24)
         async with server:
             self.fault("listening")
+            if self.plan["listen"] == "close":
+                await asyncio.sleep(0.2)
+                server.close()
+                await asyncio.sleep(3600)
             await server.serve_forever()
 
     def drain(self) -> None:
+        if self.plan["suicide_on_term"]:
+            os.kill(os.getpid(), signal.SIGKILL)
         sys.stderr.write("drained\n")
         os._exit(self.plan["exit_on_term"])
 
@@ -77,6 +89,8 @@ class Server:
         """Answer one request; return whether the connection stays open."""
         if path in self.plan["hang_on"]:
             await asyncio.sleep(3600)
+        if path == "/v1/models" and self.plan["models"] is not None:
+            return self.say(writer, 200, self.plan["models"])
         if path == "/v1/models":
             return self.say(writer, 200, {"object": "list", "data": [{"id": self.model}]})
         if path == "/health":
@@ -99,10 +113,14 @@ class Server:
     async def complete(self, writer: asyncio.StreamWriter, asked: dict[str, Any], chat: bool) -> bool:
         self.completions += 1
         plan = self.plan
-        if self.completions > plan["good_completions"]:
+        self.leaked.append(os.urandom(plan["leak_kib"] * 1024))
+        os.write(2, b"x" * plan["spam_bytes"])
+        if time.monotonic() - self.began < plan["warm_s"]:
+            return self.say(writer, 503, {"error": {"message": "warming up", "type": "x"}})
+        if self.is_bad():
             self.fault("completion")
             if plan["answer"] == "error":
-                return self.say(writer, plan["status"], {"error": {"message": "planned", "type": "x"}})
+                return self.say(writer, plan["status"], {"error": {"message": plan["message"], "type": "x"}})
             if plan["answer"] == "html":
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 13\r\n\r\n<html></html>")
                 return True
@@ -123,11 +141,12 @@ class Stream:
         self.plan = server.plan
         self.writer = writer
         self.chat = chat
-        self.total = min(asked["max_tokens"], self.plan["stop_after"] or 10**9)
+        self.total = min(asked["max_tokens"], self.plan["stop_after"] or 10**9) + self.plan["overshoot"]
         self.continuous = (
             bool(asked.get("stream_options", {}).get("continuous_usage_stats")) and self.plan["continuous"]
         )
-        self.bad = server.completions > self.plan["good_completions"]
+        self.bad = server.is_bad()
+        self.held = b""
 
     async def run(self) -> None:
         plan, start, sent, index = self.plan, time.monotonic(), 0, 0
@@ -139,7 +158,7 @@ class Stream:
             count = min(plan["tokens_per_chunk"], self.total - sent)
             sent += count
             index += 1
-            self.event(self.choice(self.words(count), "length" if sent == self.total else None, sent))
+            self.event(self.choice(self.words(count), plan["finish"] if sent == self.total else None, sent))
         self.finish(index)
         await self.writer.drain()
 
@@ -177,13 +196,17 @@ class Stream:
             self.event(last)
         if not (self.bad and self.plan["answer"] == "no_done"):
             self.chunk(b"data: [DONE]\n\n")
-        self.writer.write(b"0\r\n\r\n")
+        self.writer.write(self.held + b"0\r\n\r\n")
 
     def event(self, document: dict[str, Any]) -> None:
         self.chunk(b"data: " + json.dumps(document).encode() + b"\n\n")
 
     def chunk(self, data: bytes) -> None:
-        self.writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+        framed = b"%x\r\n%b\r\n" % (len(data), data)
+        if self.plan["buffered"]:
+            self.held += framed
+        else:
+            self.writer.write(framed)
 
 
 def spawn_children(plan: dict[str, Any]) -> None:
@@ -197,18 +220,44 @@ def spawn_children(plan: dict[str, Any]) -> None:
         os.wait()
 
 
+def become_daemon() -> None:
+    """Leave the started process behind, as daemons do."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+
+
+def load(plan: dict[str, Any]) -> None:
+    """Take `start_s` to load, as noisily and greedily as planned."""
+    taken = []
+    end = time.monotonic() + plan["start_s"]
+    while (left := end - time.monotonic()) > 0:
+        if plan["start_log"]:
+            os.write(2, plan["start_log"].encode() + b"\n")
+        taken.append(os.urandom(plan["start_mib"] * 2**20))
+        time.sleep(min(0.05, left))
+
+
 def main() -> None:
     path, model, _, host, _, port = sys.argv[1:]
     with open(path, encoding="utf-8") as file:
         plan = json.load(file)
     spawn_children(plan)
-    sys.stderr.write("x" * plan["chatter_bytes"] + "\nloading\n")
+    if plan["daemon"]:
+        become_daemon()
+    for _ in range(0, plan["chatter_bytes"], 2**20):
+        sys.stderr.write("x" * min(2**20, plan["chatter_bytes"]) + "\n")
+    sys.stderr.write("loading\n")
     sys.stderr.flush()
     server = Server(plan, model, int(port))
     server.fault("start")
+    while plan["listen"] == "spin":
+        pass
     if plan["listen"] == "never":
         time.sleep(3600)
-    time.sleep(plan["start_s"])
+    load(plan)
     server.fault("loaded")
     asyncio.run(server.run(host))
 

@@ -61,10 +61,12 @@ def make_spec(folder: Path, plan: Plan, *, chat: bool = False, window: float = 0
     )
 
 
-def run_fake(folder: Path, plan: Plan, **changes: Any) -> tuple[TrialRecord, list[Event]]:
+def run_fake(
+    folder: Path, plan: Plan, backend: FakeBackend | None = None, **changes: Any
+) -> tuple[TrialRecord, list[Event]]:
     """Run a trial of a fake server in this process."""
     events: list[Event] = []
-    record = asyncio.run(run_trial(make_spec(folder, plan, **changes), events.append, FakeBackend()))
+    record = asyncio.run(run_trial(make_spec(folder, plan, **changes), events.append, backend or FakeBackend()))
     return record, events
 
 

