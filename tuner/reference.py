@@ -22,7 +22,7 @@ MANTISSA = {"bfloat16": 7, "float16": 10, "float32": 23, "float64": 52}
 USUAL_BINADE = 4  # best logits are between 16 and 32, where nothing tells better
 COARSEST, FINEST = 1.0, 2.0**-12  # units that show in log-probabilities, which are float32
 LEAST_SHOWN = 8  # alternatives; fewer have a common divisor by chance
-LEAST_BOUND = 1e-3  # nats: sums of float32 differ by more than the last place, and log-probabilities are rounded
+ROUNDING = 1e-3  # nats: log-probabilities are rounded, and sums of float32 differ by more than their last place
 
 Top = tuple[tuple[int, FiniteFloat], ...]
 """(token id, log-probability), best first."""
@@ -58,7 +58,7 @@ class Reference(Kept):
     def bound(self, dtype: str) -> float:
         """Return the regret up to which a token of a server that computes in `dtype` is a tie."""
         coarser = 2.0 ** max(0, MANTISSA.get(self.dtype, 7) - MANTISSA.get(dtype, 7))
-        return max(2 * self.self_regret, 2 * self.unit * coarser, LEAST_BOUND)
+        return max(2 * self.self_regret, 2 * self.unit * coarser) + ROUNDING
 
 
 class OwnText(Kept):
