@@ -196,6 +196,46 @@ def report(
 
 
 @app.command()
+def dashboard(
+    studies: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[STUDY]...", help="Studies, or folders of studies; default: results."),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; others than this machine need a token.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any free one.")] = 8080,
+    token: Annotated[str | None, typer.Option(envvar="TUNER_DASHBOARD_TOKEN", help="Default: a new one.")] = None,
+) -> None:
+    """Show studies in a browser, also while they run; nothing is written."""
+    from tuner.dashboard.serve import serve
+
+    serve(studies or [Path("results")], host, port, token)
+
+
+@app.command()
+def watch(
+    study: StudyPath,
+    once: Annotated[bool, typer.Option("--once", help="Print where it stands, and end.")] = False,
+) -> None:
+    """Show a study in the terminal until it ends."""
+    from tuner import session
+    from tuner.watch import watch as follow
+
+    follow(session.existing(study), console(), once=once)
+
+
+@app.command()
+def doctor(
+    results: Annotated[Path, typer.Option("--results", help="Folder of studies.")] = Path("results"),
+) -> None:
+    """Say what this machine can run."""
+    from tuner.doctor import run
+
+    raise typer.Exit(run(console(), results if results.is_dir() else Path.cwd()))
+
+
+@app.command()
 def doctor(
     results: Annotated[Path, typer.Option("--results", help="Folder of studies.")] = Path("results"),
 ) -> None:
