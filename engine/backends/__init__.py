@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from engine.backends.base import Answer, Ask, Backend, Launch, MetricNames, Probes, RequestStats, Score
+from engine.backends import native, sglang_versions, vllm
+from engine.backends.base import (
+    Answer,
+    Ask,
+    Backend,
+    Launch,
+    MetricNames,
+    Probes,
+    RequestStats,
+    RoundCounts,
+    Score,
+)
 from engine.backends.commands import Command, commands_file, find_command, load_commands
 from engine.backends.native import Native
+from engine.backends.sglang import SGLang
+from engine.backends.vllm import VLLM
 from engine.config import EngineConfig, draft_folder, target_folder
-from engine.errors import NotYet
 from engine.estimate import DraftShape, Machine, Refusal, check, draft_paths, read_draft_shape, read_shape
 
 __all__ = [
+    "VLLM",
     "Answer",
     "Ask",
     "Backend",
@@ -19,26 +32,37 @@ __all__ = [
     "Native",
     "Probes",
     "RequestStats",
+    "RoundCounts",
+    "SGLang",
     "Score",
     "commands_file",
     "find_command",
     "get",
+    "known_versions",
     "load_commands",
     "verdict",
 ]
 
 
 def get(config: EngineConfig) -> Backend:
-    """Return the backend that a config names.
+    """Return the backend that a config names. `backend.version` null is the one version that the machine lists.
 
     Raises:
-        NotYet: this version has no code for that backend.
+        ConfigError: no version is named, and the machine's file does not tell one.
     """
-    match config.backend.kind:
-        case "native":
-            return Native()
-        case kind:
-            raise NotYet(f"backend {kind} is not supported yet; set backend.kind: native")
+    kind, version = config.backend.kind, config.backend.version
+    if kind == "native":
+        return Native()
+    if version is None:
+        version, _ = find_command(kind, None)
+    if kind == "sglang":
+        return SGLang(version, sglang_versions.VERSIONS.get(version))
+    return VLLM(version)
+
+
+def known_versions() -> dict[str, tuple[str, ...]]:
+    """Return, by backend, the versions that a table describes; others are asked with `--help`."""
+    return {"native": (native.VERSION,), "sglang": tuple(sglang_versions.VERSIONS), "vllm": vllm.VERSIONS}
 
 
 def verdict(config: EngineConfig, machine: Machine) -> tuple[Refusal, ...]:
@@ -48,7 +72,7 @@ def verdict(config: EngineConfig, machine: Machine) -> tuple[Refusal, ...]:
     name several drafters; each is judged.
 
     Raises:
-        NotYet: the backend is unknown.
+        ConfigError: see `get`.
         ModelError: a model folder is missing or unusable.
     """
     backend = get(config)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, LaunchEntry
 from engine.estimate import DraftShape, Machine, ModelShape, Refusal
 
 
@@ -92,6 +94,35 @@ class Answer:
     stats: RequestStats = RequestStats(None, None)
 
 
+@dataclass(frozen=True)
+class RoundCounts:
+    """Tokens that verify rounds yielded, and the rounds, since the server started; both only grow."""
+
+    tokens: float
+    rounds: float
+
+    def accept_length(self, earlier: RoundCounts) -> float | None:
+        """Return tokens a round since `earlier`; None when there was no round."""
+        rounds = self.rounds - earlier.rounds
+        return (self.tokens - earlier.tokens) / rounds if rounds > 0 else None
+
+
+def counter(metrics_text: str, name: str) -> float | None:
+    """Return a Prometheus metric summed over its labels; None where the text has no finite sample of it."""
+    values = []
+    for line in metrics_text.splitlines():
+        if line.startswith(name) and line[len(name) : len(name) + 1] in ("{", " "):
+            with contextlib.suppress(ValueError):  # not a number: not a sample
+                values.append(float(line.rpartition("}")[2].split()[0] if "{" in line else line.split()[1]))
+    return sum(values) if values and all(map(math.isfinite, values)) else None
+
+
+def count_rounds(metrics_text: str, tokens: str, rounds: str) -> RoundCounts | None:
+    """Return the counts from the names of two counters; None where the server has no verify rounds."""
+    found = counter(metrics_text, tokens), counter(metrics_text, rounds)
+    return None if found[0] is None or found[1] is None else RoundCounts(found[0], found[1])
+
+
 class Backend(Protocol):
     """A server that an EngineConfig can run on."""
 
@@ -146,8 +177,18 @@ class Backend(Protocol):
         """
         ...
 
+    def round_counts(self, metrics_text: str) -> RoundCounts | None:
+        """Read verify rounds from /metrics; None where each request tells its own, or nothing does."""
+        ...
+
+    def entries(self, config: EngineConfig) -> tuple[LaunchEntry, ...]:
+        """Return the servers that a config needs, each for a range of running requests: one, where it can switch."""
+        ...
+
     def resolved(self, server_info: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config that the server says it really runs, from its /server_info.
+
+        A key `pins` beside the config's own holds what was pinned and runs otherwise: {name: {pinned, runs}}.
 
         Raises:
             ConfigError: the answer does not hold one.

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.backends.base import Answer, Ask, Launch, MetricNames, Probes, RequestStats
+from engine.backends.base import Answer, Ask, Launch, MetricNames, Probes, RequestStats, RoundCounts
 from engine.backends.tokens import answer_by_ids, ask_by_ids
 from engine.config import (
     BUNDLED,
     Captured,
     DDTreeDraft,
     EngineConfig,
+    LaunchEntry,
     PolicyDraft,
     target_folder,
 )
@@ -238,6 +239,14 @@ class Native:
     def answer(self, ask: Ask, body: Mapping[str, Any]) -> Answer:
         """See `tokens.answer_by_ids`."""
         return answer_by_ids(ask, body, self.request_stats(body))
+
+    def round_counts(self, metrics_text: str) -> RoundCounts | None:
+        """Return None: every request tells its own."""
+        return None
+
+    def entries(self, config: EngineConfig) -> tuple[LaunchEntry, ...]:
+        """Return one server: a policy switches inside it."""
+        return (LaunchEntry(config=config),)
 
     def resolved(self, server_info: Mapping[str, Any]) -> dict[str, Any]:
         """Return `config` of the server's answer."""

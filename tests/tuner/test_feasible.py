@@ -58,10 +58,11 @@ def test_memory_that_does_not_fit_is_seen_before_a_launch() -> None:
     assert "lower kv_tokens to" in reason
 
 
-def test_backends_that_are_not_built_are_refused() -> None:
+def test_backends_without_a_version_or_a_command_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNER_BACKENDS", "/nowhere/backends.yaml")
     config = EngineConfig.model_validate({"model": {"target": "some/model"}, "backend": {"kind": "vllm"}})
     (reason,) = CPU(config)
-    assert "vllm" in reason
+    assert "backend vllm needs a command" in reason
 
 
 def test_a_missing_model_is_a_reason_not_an_error() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from engine import backends
 from engine.backends import native
 from engine.config import DFlashDraft, EngineConfig, bundled
-from engine.errors import ConfigError, ModelError, NotYet
+from engine.errors import ConfigError, ModelError
 from engine.estimate import gpu
 from engine.front.answer import Tally
 from engine.front.metrics import Meters, exposition
@@ -228,9 +228,18 @@ def test_reads_the_resolved_config() -> None:
 
 
 @pytest.mark.parametrize("kind", ["sglang", "vllm"])
-def test_other_backends_are_refused_until_they_are_built(kind: str) -> None:
-    with pytest.raises(NotYet, match=f"backend {kind} is not supported yet"):
+def test_another_backend_without_a_version_needs_the_machines_file(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNER_BACKENDS", "/nowhere/backends.yaml")
+    with pytest.raises(ConfigError, match=f"backend {kind} needs a command"):
         backends.get(config(backend={"kind": kind}))
+    assert backends.get(config(backend={"kind": kind, "version": "1.0"})).kind == kind
+
+
+def test_a_policy_is_one_server() -> None:
+    policy = {"kind": "policy", "by_running": [[1, 4, {"kind": "dflash"}], [5, None, {"kind": "none"}]]}
+    asked = config(draft=policy)
+    (entry,) = backends.get(asked).entries(asked)
+    assert (entry.first, entry.last, entry.config) == (1, None, asked)
 
 
 # --- the verdict ---

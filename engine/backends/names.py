@@ -1,0 +1,57 @@
+"""Model names as foreign servers take them: a local folder as an absolute path, anything else as a hub's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.backends.shallow import first_layers
+from engine.config import BUNDLED, EngineConfig, draft_folder, target_folder
+from engine.estimate import Refusal, draft_paths
+
+
+def target_path(config: EngineConfig) -> str:
+    """Return the target's folder, or its name on the hub."""
+    folder = target_folder(config)
+    return str(folder.absolute()) if folder.is_dir() else config.model.target
+
+
+def draft_path(config: EngineConfig) -> str:
+    """Return the folder or name of the drafter; with `layers`, the folder of one that has only those.
+
+    Several drafts of a policy share one drafter; without speculation there is none, and the answer is empty.
+
+    Raises:
+        ModelError: the drafter with fewer layers cannot be made.
+    """
+    draft = next((draft for _, draft in draft_paths(config)), None)
+    if draft is None:
+        return ""
+    folder = draft_folder(config, draft)
+    if not folder.is_dir():
+        return draft.model if draft.model is not None else str(folder.absolute())
+    if draft.layers is not None:
+        folder = first_layers(folder, draft.layers)
+    return str(folder.absolute())
+
+
+def hub_drafts(config: EngineConfig, server: str) -> Iterator[Refusal]:
+    """Yield what needs a drafter's files where only a name is known."""
+    for path, draft in draft_paths(config):
+        if draft.model is None and config.model.target != BUNDLED and not target_folder(config).is_dir():
+            yield Refusal(
+                f"{path}.model", f"{config.model.target} is no folder here, so its drafter is unknown; name it"
+            )
+        elif draft.layers is not None and not draft_folder(config, draft).is_dir():
+            name = draft.model or str(Path(draft_folder(config, draft)))
+            yield Refusal(
+                f"{path}.layers",
+                f"{server} has no such option, and the first layers of {name!r} can be split off only from a folder; "
+                f"run `hf download {name} --local-dir DIR` and give DIR, or set it to null",
+            )
+
+
+def one_of(values: tuple[object, ...]) -> str:
+    """Return values as words: `16, 32 or 64`."""
+    *first, last = map(str, values)
+    return f"{', '.join(first)} or {last}" if first else last

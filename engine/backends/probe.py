@@ -1,0 +1,61 @@
+"""Which options a server really has: its own `--help`, read once."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable
+from functools import lru_cache
+
+from engine.backends.commands import Command
+from engine.errors import ConfigError
+
+HELP_SECONDS = 180.0  # importing a server takes a while
+_OPTION = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9-]*")
+
+
+def options_in(text: str) -> frozenset[str]:
+    """Return the long options that a help text declares: those that begin a line, and their other names."""
+    lines = (line.strip() for line in text.splitlines())
+    heads = (re.split(r" {3,}", line)[0] for line in lines if line.startswith("-"))
+    return frozenset(option for head in heads for option in _OPTION.findall(head))
+
+
+def options_of(command: Command, question: str = "--help") -> frozenset[str]:
+    """Return the options of an installed server by asking it with `question`.
+
+    Raises:
+        ConfigError: it cannot be started, does not end in time, fails, or prints no options.
+    """
+    return _ask((*command.command, question), tuple(sorted(command.env.items())))
+
+
+@lru_cache(maxsize=16)
+def _ask(command: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> frozenset[str]:
+    shown = " ".join(command)
+    try:
+        answer = subprocess.run(
+            command,
+            env={**os.environ, **dict(env), "COLUMNS": "200"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=HELP_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(f"`{shown}` did not end within {HELP_SECONDS:.0f} s; run it by hand to see why") from error
+    except OSError as error:
+        raise ConfigError(f"`{shown}` cannot be started: {error.strerror}; correct the backends file") from error
+    found = options_in(answer.stdout)
+    if answer.returncode or not found:
+        said = " ".join((answer.stderr or answer.stdout).split())[-200:]
+        raise ConfigError(f"`{shown}` gave no options (exit status {answer.returncode}): {said}")
+    return found
+
+
+def lacking(wanted: Iterable[str], available: frozenset[str]) -> tuple[str, ...]:
+    """Return which of the wanted options do not exist, in order."""
+    return tuple(dict.fromkeys(option for option in wanted if option not in available))
