@@ -105,5 +105,5 @@ def cancel_frees_neighbour(patch: Patches) -> None:
         held = request in cache._entries
         original(loop, request)
         if held and cache._entries:
-            neighbour = next(iter(cache._entries.values()))
+            neighbour = max(cache._entries.values(), key=lambda entry: len(entry.pages))
             cache._free = sorted(cache._free + neighbour.pages)

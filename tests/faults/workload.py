@@ -16,11 +16,11 @@ from tests.faults.fault import Setting
 SMOKE = Path(__file__).parents[1] / "data" / "smoke_pair"
 SEEDED = Sampling(temperature=0.9, seed=5)
 # How each request draws, in order of submission; lengths of prompts and outputs differ, so they end one by one.
-DRAWS = (GREEDY, SEEDED, GREEDY, Sampling(0.9, top_k=3, seed=6), Sampling(0.9, top_p=0.5, seed=7), GREEDY)
-LATE = 6  # id of the request that comes after the cancelled one has gone
-CANCELLED, CANCEL_AFTER = 2, 4  # rounds
+DRAWS = (*[GREEDY] * 8, SEEDED, Sampling(0.9, top_k=3, seed=6), Sampling(0.9, top_p=0.5, seed=7))
+LATE = len(DRAWS)  # id of the request that comes after the cancelled one has gone
+CANCELLED, CANCEL_AFTER = 1, 12  # rounds
 ENDS = 5  # the request that eos tokens may end
-EOS = tuple(range(2, 512, 9))
+EOS = (62,)  # first comes inside a round, whatever drafts
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def loop_for(setting: Setting, sample: str = "greedy", dtype: str = "float32") -
         Setting.NONE: {"kind": "none"},
         Setting.DFLASH: chain,
         Setting.DDTREE: tree,
-        Setting.POLICY: {"kind": "policy", "by_running": [[1, 2, chain], [3, 4, {"kind": "none"}], [5, None, tree]]},
+        Setting.POLICY: {"kind": "policy", "by_running": [[1, 3, chain], [4, 5, {"kind": "none"}], [6, None, tree]]},
     }
     config = {
         "model": {"target": str(SMOKE / "target"), "dtype": dtype},
@@ -65,8 +65,8 @@ def requests() -> list[Request]:
     made = []
     for number, draw in enumerate((*DRAWS, GREEDY)):
         eos = EOS if number == ENDS else ()
-        prompt = tuple(prompts[number][: 20 + 7 * number])
-        made.append(Request(number, prompt, 24 + 8 * (number % 4), eos, draw, logprobs=0))
+        prompt = tuple(prompts[number][: 12 if number == LATE else 96 - 7 * number])
+        made.append(Request(number, prompt, 16 + 4 * number, eos, draw, logprobs=0))
     return made
 
 
