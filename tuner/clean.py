@@ -135,7 +135,7 @@ def _strays() -> Iterator[Stray]:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             line = [process, *process.parents()]
-            if any(is_watchdog(member.pid) or member.pid == os.getpid() for member in line):
+            if any(is_watchdog(member.pid) for member in line):
                 continue
             yield Stray(pid, process.create_time(), " ".join(process.cmdline())[:160])
 

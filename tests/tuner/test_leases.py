@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tuner.running import wait_until
+from tests.tuner.smi import FakeSmi
 from tuner.leases import (
     LeaseError,
     NotLeased,
@@ -25,38 +26,6 @@ from tuner.machine import MachineError, look_at_gpus
 from tuner.records import LeaseRequest
 
 CPU = LeaseRequest()
-
-SMI = """#!/bin/sh
-case "$1" in
-  --query-gpu*) cat "{gpus}" ;;
-  --query-compute-apps*) cat "{apps}" ;;
-esac
-exit {status}
-"""
-
-
-class FakeSmi:
-    """An `nvidia-smi` on the PATH that prints what the test wrote."""
-
-    def __init__(self, folder: Path) -> None:
-        self.gpus, self.apps, self.program = folder / "gpus", folder / "apps", folder / "nvidia-smi"
-        self.set([], [])
-
-    def set(self, gpus: list[tuple[int, int]], apps: list[tuple[int, int]], status: int = 0) -> None:
-        """gpus: (index, MiB used). apps: (GPU index, pid)."""
-        rows = [f"{index}, GPU-{index}, NVIDIA H200, 143771, {used}, 570.1" for index, used in gpus]
-        self.gpus.write_text("".join(row + "\n" for row in rows))
-        self.apps.write_text("".join(f"GPU-{index}, {pid}, python3, 9000\n" for index, pid in apps))
-        self.program.write_text(SMI.format(gpus=self.gpus, apps=self.apps, status=status))
-        self.program.chmod(0o755)
-
-
-@pytest.fixture
-def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("tuner.leases.FOREIGN_SECONDS", 0.2)
-    return FakeSmi(tmp_path)
 
 
 async def take(request: LeaseRequest, timeout: float = 0.3) -> tuple[str, dict[str, str]]:

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.tuner.running import alive, wait_until
-from tuner.supervise import Exit, Supervised, listens, supervise
-from tuner.watchdog import Log
+from tuner.executors.local import WORKER_LOG_CAP
+from tuner.supervise import LOG_CAP, Exit, Supervised, listens, supervise
+from tuner.watchdog import TAIL_BYTES, Log
 
 ZOO = Path(__file__).parent / "zoo.py"
 ENV = {"PATH": os.environ["PATH"]}
@@ -142,6 +143,41 @@ with supervise(argv, env=dict(os.environ), log=Path({str(tmp_path / "log")!r}), 
             holder.kill()
             fcntl.flock(lock, fcntl.LOCK_EX)  # free only when the last process is gone
             assert [pid for pid in everyone if alive(pid)] == []
+
+
+def test_watchdogs_killed_together_leave_strays_that_are_found_by_their_mark(tmp_path: Path) -> None:
+    """The worker dies with its watchdog and so adopts no orphans: what they started falls to nobody but us."""
+    inner = f"""
+import os, sys
+sys.path.insert(0, {os.getcwd()!r})
+from pathlib import Path
+from tuner.supervise import supervise
+argv = [sys.executable, {str(ZOO)!r}, {str(tmp_path / "pids")!r}, "deaf", "session", "orphan"]
+with supervise(argv, env=dict(os.environ), log=Path({str(tmp_path / "inner")!r}), adopt=True) as process:
+    print("dog", process._dog.pid, flush=True)
+    process._read_until(lambda: False, 600)
+"""
+    with supervise([sys.executable, "-c", inner], env=dict(os.environ), log=tmp_path / "log") as outer:
+        everyone = pids(tmp_path / "pids", 3)
+        wait_until(lambda: "dog" in outer.tail(), "the inner watchdog started")
+        dogs = [outer._dog.pid, int(outer.tail().split()[1])]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that neither acts before it dies
+            for dog in dogs:
+                os.kill(dog, number)
+        wait_until(lambda: outer.poll() is not None, "the death was seen")
+        stopped = outer.stop(0.2)
+    assert (stopped.gone, stopped.survivors) == (True, ())
+    assert [pid for pid in everyone if alive(pid)] == []
+
+
+def test_the_logs_of_a_trial_are_capped(tmp_path: Path) -> None:
+    code = "import os\nfor _ in range(70): os.write(1, b'x' * 2**20)\nos.write(1, b'THE END')"
+    with supervise(python(code), env=ENV, log=tmp_path / "log") as process:
+        assert ended(process) == Exit(0, None)
+        process.stop()
+        assert process.log_size() + WORKER_LOG_CAP + 2 * TAIL_BYTES <= 64 * 2**20
+        assert process.tail(100).endswith("xTHE END")
+        assert process.log_size() > LOG_CAP
 
 
 def test_the_server_does_not_inherit_the_lease(tmp_path: Path) -> None:

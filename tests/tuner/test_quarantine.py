@@ -1,0 +1,125 @@
+"""A GPU whose memory does not come back is shut, and opens when it has."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.tuner.smi import FakeSmi
+from tuner.executors.base import Gpu
+from tuner.leases import NotLeased, await_turn, lease, runtime_folder
+from tuner.machine import look_at_gpus
+from tuner.quarantine import not_back, prove_back, shut_gpus
+from tuner.records import LeaseRequest
+from tuner.supervise import Exit, Stopped
+from tuner.trial import not_gone
+
+
+async def leased(gpus: int = 1) -> tuple[Gpu, ...]:
+    async with lease(LeaseRequest(gpus=gpus), "test", 0.3) as held:
+        return held.gpus
+
+
+def test_memory_that_comes_back_shuts_nothing(smi: FakeSmi) -> None:
+    smi.set([(0, 4), (1, 4)], [])
+    gpus = asyncio.run(leased(2))
+    smi.set([(0, 100), (1, 4)], [])  # the driver's own share may grow a little
+    assert prove_back(gpus, runtime_folder(), 5) == ()
+    assert shut_gpus(runtime_folder()) == ()
+
+
+@pytest.mark.parametrize(("used", "apps"), [(4000, []), (4, [(0, 4711)])])
+def test_a_gpu_that_does_not_come_back_is_passed_over(
+    smi: FakeSmi, used: int, apps: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smi.set([(0, 4), (1, 4)], [])
+    [gpu] = asyncio.run(leased())
+    smi.set([(0, used), (1, 4)], apps)
+    [line] = prove_back([gpu], runtime_folder(), 0.1)
+    assert line.startswith(f"GPU 0: {used} MiB in use, 4 before the launch")
+    assert line.endswith("quarantined")
+    monkeypatch.setattr("tuner.leases.IDLE_MIB", 10_000)  # the quarantine alone decides
+    [other] = asyncio.run(leased())
+    assert other.index == 1  # the study goes on
+    with pytest.raises(NotLeased) as caught:
+        asyncio.run(leased(2))
+    assert caught.value.kind == "foreign_gpu_process"
+    assert "GPU 0" in caught.value.evidence[0]
+
+
+def test_it_opens_when_the_memory_is_back(smi: FakeSmi) -> None:
+    smi.set([(0, 4)], [])
+    [gpu] = asyncio.run(leased())
+    smi.set([(0, 500)], [])
+    assert prove_back([gpu], runtime_folder(), 0.1)
+    with pytest.raises(NotLeased):
+        asyncio.run(leased())
+    smi.set([(0, 5)], [])
+    assert asyncio.run(leased())[0].index == 0
+    assert shut_gpus(runtime_folder()) == ()
+
+
+def test_a_driver_that_fails_proves_nothing(smi: FakeSmi) -> None:
+    smi.set([(0, 4)], [])
+    [gpu] = asyncio.run(leased())
+    smi.set([(0, 4)], [], status=9)
+    [line] = prove_back([gpu], runtime_folder(), 0.1)
+    assert "nvidia-smi failed" in line
+
+
+def test_a_gpu_that_vanished_is_shut(smi: FakeSmi) -> None:
+    smi.set([(0, 4), (1, 4)], [])
+    look = look_at_gpus()
+    gone = replace(look, gpus=look.gpus[1:])
+    assert not_back(look.gpus, gone) == {"GPU-0": "GPU 0: the driver does not show it any more"}
+
+
+def test_an_unreadable_note_shuts_nothing(smi: FakeSmi) -> None:
+    smi.set([(0, 4)], [])
+    path = runtime_folder() / "gpu-GPU-0.quarantine"
+    path.write_text("{", encoding="utf-8")
+    assert asyncio.run(leased())[0].index == 0
+    assert not path.exists()
+
+
+def test_what_is_not_gone_is_a_failure_of_the_stop() -> None:
+    clean = Stopped(Exit(None, 9), gone=True, forced=False, survivors=(), seconds=0.1, port_free=True)
+    assert not_gone(clean) is None  # SGLang ends itself with SIGKILL on SIGTERM
+    assert not_gone(None) is None
+    for stopped, held_back, words in (
+        (clean, ("GPU 0: 4000 MiB in use; quarantined",), "4000 MiB"),
+        (replace(clean, port_free=False), (), "port is still taken"),
+        (replace(clean, gone=False, survivors=(42,)), (), "42"),
+    ):
+        failure = not_gone(stopped, held_back)
+        assert failure is not None
+        assert (failure.kind, failure.stage) == ("crashed", "stop")
+        assert words in failure.evidence[0]
+
+
+def test_starts_are_staggered() -> None:
+    told: list[str] = []
+
+    async def run() -> tuple[float, list[float]]:
+        times: list[float] = []
+
+        async def start() -> None:
+            await await_turn(0.4, told.append)
+            times.append(time.monotonic())
+
+        await asyncio.gather(start(), start(), start())
+        return 0.4, sorted(times)
+
+    gap, times = asyncio.run(run())
+    assert all(later - earlier >= 0.9 * gap for earlier, later in itertools.pairwise(times))
+    assert len(told) == 2
+
+
+def test_a_turn_noted_before_a_reboot_does_not_bind(tmp_path: Path) -> None:
+    (runtime_folder() / "start.turn").write_text(str(time.monotonic() + 1e6), encoding="ascii")
+    asyncio.run(asyncio.wait_for(await_turn(600.0), 30))
