@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from engine.config import EngineConfig, LaunchFile
-from tuner.errors import Exit, NothingFeasible, SpaceError, TunerError, UsageError
+from tuner.errors import Exit, NothingFeasible, SpaceError, StudyError, TunerError, UsageError
 
 if TYPE_CHECKING:  # commands import what they need: `tuner schema` shall not load an optimiser
     from tuner.feasible import Pruning, StaticChecks
@@ -243,6 +243,23 @@ def doctor(
     from tuner.doctor import run
 
     raise typer.Exit(run(console(), results if results.is_dir() else Path.cwd()))
+
+
+@app.command()
+def clean(
+    results: Annotated[Path, typer.Option("--results", help="Folder of studies.")] = Path("results"),
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+) -> None:
+    """List what dead studies left on this machine and, confirmed, end it."""
+    from tuner.clean import leftovers
+
+    found = leftovers(results)
+    print("\n".join(map(str, found)) or "Nothing is left of dead studies.")
+    if not found or not (yes or (sys.stdin.isatty() and typer.confirm("End and remove all of this?"))):
+        return
+    if stuck := [f"{left}: {why}" for left in found if (why := left.end())]:
+        raise StudyError("; ".join(stuck))
+    print(f"Gone: {len(found)}.")
 
 
 @app.command()
