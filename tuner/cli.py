@@ -236,16 +236,6 @@ def doctor(
 
 
 @app.command()
-def doctor(
-    results: Annotated[Path, typer.Option("--results", help="Folder of studies.")] = Path("results"),
-) -> None:
-    """Say what this machine can run."""
-    from tuner.doctor import run
-
-    raise typer.Exit(run(console(), results if results.is_dir() else Path.cwd()))
-
-
-@app.command()
 def clean(
     results: Annotated[Path, typer.Option("--results", help="Folder of studies.")] = Path("results"),
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
