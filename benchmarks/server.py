@@ -8,7 +8,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +35,8 @@ class Running:
 
 
 @contextmanager
-def serving(config: dict[str, Any]) -> Iterator[Running]:
-    """Serve `config` on a free loopback port; on leaving, SIGTERM and wait.
+def serving(config: dict[str, Any], program: Sequence[str] = ("engine",)) -> Iterator[Running]:
+    """Serve `config` on a free loopback port; on leaving, SIGTERM and wait. `program`: the module, and its arguments.
 
     Raises:
         RuntimeError: it did not become ready; the message holds its last words.
@@ -44,7 +44,7 @@ def serving(config: dict[str, Any]) -> Iterator[Running]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.yaml"
         path.write_text(yaml.safe_dump(config))
-        command = [sys.executable, "-m", "engine", "serve", str(path), "--port", "0"]
+        command = [sys.executable, "-m", *program, "serve", str(path), "--port", "0"]
         began = time.monotonic()
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
