@@ -2,32 +2,34 @@
 
 Let request i be due at d_i, its events bring k_ij tokens at times t_ij (j = 1 … m), and its answer end at e_i.
 
-- TTFT = t_i1 − d_i; E2E = t_im − d_i: from when the request was due, so a late client shows.
+- TTFT = t_i1 − d_i; E2E = t_im − d_i: from when the request was due, so a late client shows. Normalised latency is
+  E2E over the request's tokens.
 - TPOT = (t_im − t_i1) / (Σ_j k_ij − k_i1): the tokens of the first event came at t_i1 and cost nothing after it.
   Null for a single event.
 - Chunk gaps are t_ij − t_i(j−1): what a reader sees; a chunk may carry many tokens.
-- Output tokens/s of a closed loop of c slots = c · Σ tokens / Σ cycle, cycle = e_i − d_i. Each slot is a renewal
-  process and Little's law turns its mean cycle into a rate; requests that failed add time and no tokens. Its
-  interval is that of a ratio of means (regenerative method: Crane & Iglehart 1975; Fieller's first order, with
-  Student's t). Goodput and accept length are ratios of the same kind.
-- Percentile intervals are order statistics: the narrowest [x_l, x_u] with binomial probability ≤ 2.5 % on either
-  side, free of any assumption on the shape. Where the sample is too small for a bound there is no interval.
+- Rates (output tokens, requests, good requests per second) are ratios of sums, see `Rate`; requests that failed add
+  time and nothing else. So is the accept length, over verify rounds.
 - A percentile of fewer than MIN_SAMPLE values is null: with fewer, it is the sample's extreme under another name.
+  `Level.few` says how many it needs.
+
+Intervals are those of `load/intervals.py`, over requests; of gaps, which resemble each other within a request, over
+whole requests. With three repeats or more an interval is no narrower than that between the repeats' own values.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
-from statistics import NormalDist
+from typing import Protocol
 
-from tuner.load.streams import Arrival
-from tuner.records import STATISTICS, Level, metric_of
+from tuner.load.intervals import UNKNOWN, Estimate, mean, order_interval, percentile, pooled_interval, ratio
+from tuner.load.traces import Trace
+from tuner.records import STATISTICS, ClientError, Level, Slice, metric_of
 
-CONFIDENCE = 0.95
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 MIN_SAMPLE = {
     "mean": 1,
@@ -37,33 +39,93 @@ MIN_SAMPLE = {
     "p99": 100,
 }  # 1 / (1 − q): one value lies beyond
 MIN_GAP_REQUESTS = 10  # gaps of one request resemble each other: their interval needs this many requests
+BATCHES = 20  # of an open loop's completions, which depend on each other
+SLICED = ("ttft_ms_p50", "tpot_ms_mean", "tpot_ms_p50", "e2e_ms_p50", "accept_length", "error_rate")
+
+
+class Rate(Protocol):
+    """How amounts per request become an amount per second."""
+
+    def per_second(self, traces: Sequence[Trace], amounts: Sequence[float]) -> Estimate:
+        """Return the rate of what each request, failed ones too, brought."""
+        ...
 
 
 @dataclass(frozen=True)
-class Trace:
-    """One counted request. Times in seconds of one clock; `arrivals` empty when it failed.
+class ClosedLoop:
+    """c slots: c · Σ amounts / Σ cycle, cycle = e_i − d_i.
 
-    `accept_length` and `verify_count`: tokens a verify round and rounds, where the server says.
+    Each slot is a renewal process and Little's law turns its mean cycle into a rate, without ramp or tail.
     """
 
-    due: float
-    ended: float
-    arrivals: tuple[Arrival, ...] = ()
-    output_tokens: int = 0
-    accept_length: float | None = None
-    verify_count: int | None = None
-    error: str | None = None
+    users: int
+
+    def per_second(self, traces: Sequence[Trace], amounts: Sequence[float]) -> Estimate:
+        """See `Rate`."""
+        return ratio(amounts, [trace.ended - trace.due for trace in traces]).scaled(self.users)
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A number and its 95 % interval; either may be unknown."""
+class Batch:
+    """A given number of requests over the time from the first that was due to the end of the last, ramp and tail
+    included. The interval is as wide in proportion as the closed loop's."""
 
-    value: float | None
-    interval: tuple[float, float] | None = None
+    users: int
+
+    def per_second(self, traces: Sequence[Trace], amounts: Sequence[float]) -> Estimate:
+        """See `Rate`."""
+        if not traces:
+            return UNKNOWN
+        seconds = max(trace.ended for trace in traces) - min(trace.due for trace in traces)
+        steady = ClosedLoop(self.users).per_second(traces, amounts)
+        return steady.at(math.fsum(amounts) / seconds) if seconds > 0 else UNKNOWN
 
 
-UNKNOWN = Estimate(None)
+@dataclass(frozen=True)
+class OpenLoop:
+    """Amounts of all completions but the first, over the time from the first to the last.
+
+    That is what was offered where the server keeps up, and what it can do where it does not. Completions depend on
+    each other, so the interval is over BATCHES of them where there are enough.
+    """
+
+    def per_second(self, traces: Sequence[Trace], amounts: Sequence[float]) -> Estimate:
+        """See `Rate`."""
+        order = sorted(range(len(traces)), key=lambda i: traces[i].ended)
+        gaps = [traces[b].ended - traces[a].ended for a, b in pairwise(order)]
+        brought = [amounts[i] for i in order[1:]]
+        size = max(1, len(gaps) // BATCHES) if len(gaps) >= 2 * BATCHES else 1
+        starts = range(0, len(gaps) - len(gaps) % size, size)
+        whole = ratio(brought, gaps)
+        batched = ratio(
+            [math.fsum(brought[i : i + size]) for i in starts], [math.fsum(gaps[i : i + size]) for i in starts]
+        )
+        return UNKNOWN if whole.value is None else batched.at(whole.value)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Repeats one after another, `sizes` requests each: the mean of their rates."""
+
+    sizes: tuple[int, ...]
+    each: Rate
+
+    def per_second(self, traces: Sequence[Trace], amounts: Sequence[float]) -> Estimate:
+        """See `Rate`."""
+        ends = list(itertools.accumulate(self.sizes))
+        spans = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
+        found = [self.each.per_second(traces[span], amounts[span]) for span in spans]
+        values = [estimate.value for estimate in found if estimate.value is not None]
+        if not values:
+            return UNKNOWN
+        value = math.fsum(values) / len(values)
+        known = [(e.value - e.interval[0], e.interval[1] - e.value) for e in found if e.value and e.interval]
+        if len(known) < len(found):
+            return Estimate(value)
+        below, above = (
+            math.sqrt(math.fsum(side * side for side in sides)) / len(found) for sides in zip(*known, strict=True)
+        )
+        return Estimate(value, (max(0.0, value - below), value + above))
 
 
 def measure(
@@ -72,34 +134,28 @@ def measure(
     concurrency: int,
     gpus: int = 0,
     slo: Mapping[str, float] | None = None,
+    rate: Rate | None = None,
 ) -> Level:
-    """Return the metrics of one closed-loop level.
+    """Return the metrics of one level.
 
     Args:
-        concurrency: requests kept in flight.
+        concurrency: users: requests kept in flight, or the factor of an open loop's rate.
         gpus: GPUs of the lease, for `output_tok_s_per_gpu`.
         slo: upper limits by metric name; a request is good when it meets all (a statistic in the name is dropped:
             `ttft_ms_p90<500` asks 500 ms of each request).
+        rate: how requests become rates; None is a closed loop of `concurrency` slots.
     """
     good = [trace for trace in traces if trace.error is None]
-    found: dict[str, Estimate] = {}
-    samples = {
-        "ttft_ms": [ttft_ms(trace) for trace in good],
-        "tpot_ms": [value for trace in good if (value := tpot_ms(trace)) is not None],
-        "e2e_ms": [e2e_ms(trace) for trace in good],
-    }
-    for name, values in samples.items():
-        for statistic in STATISTICS:
-            found[f"{name}_{statistic}"] = summary(values, statistic)
-    gaps = [chunk_gaps_ms(trace) for trace in good]
-    for statistic in STATISTICS:
-        found[f"chunk_gap_ms_{statistic}"] = _pooled(gaps, statistic)
-    cycles = [trace.ended - trace.due for trace in traces]
+    found, few = _latencies(good)
+    rate = rate or ClosedLoop(concurrency)
     tokens = [float(trace.output_tokens) if trace.error is None else 0.0 for trace in traces]
-    found["output_tok_s"] = scaled(ratio(tokens, cycles), concurrency)
-    found["output_tok_s_per_gpu"] = scaled(found["output_tok_s"], 1 / gpus) if gpus else UNKNOWN
+    answered = [float(trace.error is None) for trace in traces]
     met = [float(trace.error is None and _meets(trace, slo or {})) for trace in traces]
-    found["goodput_rps"] = scaled(ratio(met, cycles), concurrency) if slo else UNKNOWN
+    found["output_tok_s"] = rate.per_second(traces, tokens)
+    found["output_tok_s_per_gpu"] = found["output_tok_s"].scaled(1 / gpus) if gpus else UNKNOWN
+    found["output_tok_s_per_user"] = _inverse(found["tpot_ms_p50"])
+    found["request_rps"] = rate.per_second(traces, answered)
+    found["goodput_rps"] = rate.per_second(traces, met) if slo else UNKNOWN
     found["accept_length"] = accept_length(good)
     found["error_rate"] = Estimate(1 - len(good) / len(traces) if traces else None)
     return Level(
@@ -107,6 +163,93 @@ def measure(
         metrics={name: estimate.value for name, estimate in found.items()},
         intervals={name: e.interval for name, e in found.items() if e.interval is not None},
         n=len(good),
+        few=few,
+        errors=dict(Counter(trace.error for trace in traces if trace.error is not None)),
+        slices=_slices(traces),
+        output_tokens=sum(trace.output_tokens for trace in good),
+    )
+
+
+def _latencies(good: Sequence[Trace]) -> tuple[dict[str, Estimate], dict[str, int]]:
+    """Return every latency's statistics, and how many values those need that have too few."""
+    found: dict[str, Estimate] = {}
+    few: dict[str, int] = {}
+    samples = {
+        "ttft_ms": [ttft_ms(trace) for trace in good],
+        "tpot_ms": [value for trace in good if (value := tpot_ms(trace)) is not None],
+        "e2e_ms": [e2e_ms(trace) for trace in good],
+        "normalized_ms": [e2e_ms(trace) / trace.output_tokens for trace in good if trace.output_tokens],
+    }
+    gaps = [chunk_gaps_ms(trace) for trace in good]
+    for statistic in STATISTICS:
+        for name, values in samples.items():
+            found[f"{name}_{statistic}"] = summary(values, statistic)
+        found[f"chunk_gap_ms_{statistic}"] = _pooled(gaps, statistic)
+        sizes = {name: len(values) for name, values in samples.items()} | {"chunk_gap_ms": sum(map(len, gaps))}
+        short = (name for name, size in sizes.items() if 0 < size < MIN_SAMPLE[statistic])
+        few |= {f"{name}_{statistic}": MIN_SAMPLE[statistic] for name in short}
+    return found, few
+
+
+def _slices(traces: Sequence[Trace]) -> dict[str, Slice]:
+    """Return what differs between categories of prompts; nothing where there is only one."""
+    names = sorted({trace.slice for trace in traces if trace.slice})
+    parts = {name: [trace for trace in traces if trace.slice == name] for name in names}
+    slices = {}
+    for name, part in parts.items() if len(names) > 1 else ():
+        good = [trace for trace in part if trace.error is None]
+        found, _ = _latencies(good)
+        found["accept_length"] = accept_length(good)
+        found["error_rate"] = Estimate(1 - len(good) / len(part))
+        kept = {metric: found[metric] for metric in SLICED}
+        slices[name] = Slice(
+            n=len(good),
+            metrics={metric: estimate.value for metric, estimate in kept.items()},
+            intervals={metric: e.interval for metric, e in kept.items() if e.interval is not None},
+        )
+    return slices
+
+
+def repeated(levels: Sequence[Level], pooled: Level) -> Level:
+    """Return the level of all repeats' requests, its intervals no narrower than those between the repeats.
+
+    Requests of one window share what the machine did meanwhile; windows do not.
+    """
+    if len(levels) < 3:
+        return pooled
+    intervals = dict(pooled.intervals)
+    for name, value in pooled.metrics.items():
+        values = [v for level in levels if (v := level.metrics.get(name)) is not None]
+        between = mean(values).interval if len(values) == len(levels) else None
+        if value is None or between is None:
+            continue
+        low, high = intervals.get(name, (value, value))
+        intervals[name] = (min(low, between[0], value), max(high, between[1], value))
+    return pooled.model_copy(update={"intervals": intervals})
+
+
+def client_error(
+    traces: Iterable[Trace], lags: Sequence[float], *, share: float = 0.01, busy: float = 0.0, processes: int = 1
+) -> ClientError:
+    """Return the load generator's own error.
+
+    Args:
+        lags: how late it read what had arrived, in seconds, by regular ticks.
+        share: of the mean end-to-end latency; a p99 lag beyond it means that the client measures itself.
+        busy: CPU share of its busiest process.
+    """
+    traces = list(traces)
+    reading, sending = sorted(lags), sorted(trace.lag for trace in traces)
+    worst = max((percentile(each, 0.99) for each in (reading, sending) if each), default=0.0)
+    latencies = [e2e_ms(trace) for trace in traces if trace.error is None]
+    limit = share * math.fsum(latencies) / len(latencies) if latencies else None
+    return ClientError(
+        lag_ms_mean=1e3 * math.fsum(reading) / len(reading) if reading else 0.0,
+        lag_ms_p99=1e3 * worst,
+        limit_ms=limit,
+        busy=busy,
+        processes=processes,
+        bound=limit is not None and 1e3 * worst > limit,
     )
 
 
@@ -154,99 +297,13 @@ def summary(values: Sequence[float], statistic: str) -> Estimate:
     return Estimate(percentile(ordered, q), order_interval(ordered, q))
 
 
-def percentile(ordered: Sequence[float], q: float) -> float:
-    """Return the q-quantile of ascending values, interpolated between neighbours."""
-    position = q * (len(ordered) - 1)
-    below = math.floor(position)
-    above = min(below + 1, len(ordered) - 1)
-    low, high = ordered[below], ordered[above]
-    return min(high, low + (high - low) * (position - below))
-
-
-def order_interval(ordered: Sequence[float], q: float) -> tuple[float, float] | None:
-    """Return the order statistics that enclose the q-quantile; None where the sample is too small."""
-    ranks = order_ranks(len(ordered), q)
-    return None if ranks is None else (ordered[ranks[0] - 1], ordered[ranks[1] - 1])
-
-
-@lru_cache(maxsize=4096)
-def order_ranks(n: int, q: float) -> tuple[int, int] | None:
-    """Return the ranks (from 1) l < u with P(x_l ≤ quantile ≤ x_u) ≥ 95 % for n independent values.
-
-    The number of values below the quantile is binomial(n, q): l is the largest rank with P(B < l) ≤ 2.5 %, u the
-    smallest with P(B ≥ u) ≤ 2.5 %. None if either does not exist.
-    """
-    if n < 1:
-        return None
-    tail = (1 - CONFIDENCE) / 2
-    logs = [
-        math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) + k * math.log(q) + (n - k) * math.log1p(-q)
-        for k in range(n + 1)
-    ]
-    chances = [math.exp(value) for value in logs]
-    below, low = 0.0, 0
-    while low < n and below + chances[low] <= tail:
-        below += chances[low]
-        low += 1
-    above, high = 0.0, n + 1
-    while high > 1 and above + chances[high - 1] <= tail:
-        above += chances[high - 1]
-        high -= 1
-    return (low, high) if low >= 1 and high <= n else None
-
-
-def mean(values: Sequence[float]) -> Estimate:
-    """Return the mean with Student's interval."""
-    return ratio(values, [1.0] * len(values))
-
-
-def ratio(tops: Sequence[float], bottoms: Sequence[float]) -> Estimate:
-    """Return Σ tops / Σ bottoms with the interval of a ratio of means (first order, Student's t).
-
-    Nothing measured here is negative, so an interval ends at 0.
-    """
-    n, total = len(tops), math.fsum(bottoms)
-    if n == 0 or total <= 0:
+def _inverse(tpot: Estimate) -> Estimate:
+    """Return tokens per second of milliseconds per token."""
+    if not tpot.value:
         return UNKNOWN
-    value = math.fsum(tops) / total
-    if n < 3:
-        return Estimate(value)
-    residuals = [top - value * bottom for top, bottom in zip(tops, bottoms, strict=True)]
-    variance = math.fsum(r * r for r in residuals) / (n - 1)
-    half = student(n - 1) * math.sqrt(n * variance) / total
-    return Estimate(value, (max(0.0, value - half), value + half))
-
-
-@lru_cache(maxsize=4096)
-def student(freedom: int) -> float:
-    """Return the 97.5 % quantile of Student's t for at least 2 degrees of freedom.
-
-    In closed form for 2; else Cornish–Fisher's expansion around the normal quantile, which errs by 0.12 % at 3
-    and less beyond (Abramowitz & Stegun 26.7.5).
-    """
-    p = 1 - (1 - CONFIDENCE) / 2
-    if freedom == 2:
-        return (2 * p - 1) * math.sqrt(2 / (4 * p * (1 - p)))
-    z = NormalDist().inv_cdf(p)
-    v = float(freedom)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / v ** (power + 1) for power, term in enumerate(terms))
-
-
-def scaled(estimate: Estimate, factor: float) -> Estimate:
-    """Return the estimate times a positive factor."""
-    if estimate.value is None:
-        return UNKNOWN
-    interval = estimate.interval
-    return Estimate(
-        estimate.value * factor,
-        None if interval is None else (interval[0] * factor, interval[1] * factor),
-    )
+    interval = tpot.interval
+    turned = (1e3 / interval[1], 1e3 / interval[0]) if interval is not None and interval[0] > 0 else None
+    return Estimate(1e3 / tpot.value, turned)
 
 
 def _pooled(groups: Sequence[Sequence[float]], statistic: str) -> Estimate:
@@ -257,33 +314,10 @@ def _pooled(groups: Sequence[Sequence[float]], statistic: str) -> Estimate:
     filled = [group for group in groups if group]
     enough = len(filled) >= MIN_GAP_REQUESTS
     if statistic == "mean":
-        estimate = ratio(
-            [math.fsum(group) for group in filled],
-            [float(len(group)) for group in filled],
-        )
+        estimate = ratio([math.fsum(group) for group in filled], [float(len(group)) for group in filled])
         return Estimate(estimate.value, estimate.interval if enough else None)
     q = PERCENTILES[statistic]
-    value = percentile(pooled, q)
-    return Estimate(value, _pooled_interval(filled, pooled, q) if enough else None)
-
-
-def _pooled_interval(
-    groups: Sequence[Sequence[float]], pooled: Sequence[float], q: float
-) -> tuple[float, float] | None:
-    """Return Woodruff's interval (1952): the share of gaps below the quantile is a ratio over requests.
-
-    Its standard error, from whole requests, moves the rank up and down; None when a rank leaves the sample.
-    """
-    value = percentile(pooled, q)
-    below = [float(sum(gap <= value for gap in group)) for group in groups]
-    share = ratio(below, [float(len(group)) for group in groups])
-    if share.interval is None:
-        return None
-    half = (share.interval[1] - share.interval[0]) / 2
-    low, high = q - half, q + half
-    if low <= 0 or high >= 1 - 0.5 / len(pooled):
-        return None
-    return percentile(pooled, low), percentile(pooled, high)
+    return Estimate(percentile(pooled, q), pooled_interval(filled, pooled, q) if enough else None)
 
 
 def _meets(trace: Trace, slo: Mapping[str, float]) -> bool:

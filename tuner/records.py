@@ -211,6 +211,11 @@ class Workload(Strict):
         description="A level ends between the two when half the 95 % interval of its completion rate is this share.",
     )
     repeats: Annotated[Size, Field(le=100)] = Field(1, description="Windows measured per level, one after another.")
+    client_lag: Annotated[FiniteFloat, Field(gt=0)] = Field(
+        0.01,
+        description="The load generator's own p99 lag over the mean end-to-end latency; beyond, a trial fails as "
+        "`client_bound`. Raise it where server and client share few cores.",
+    )
     ignore_eos: bool = Field(False, description="Generate on past the end of the text, to output_tokens exactly.")
 
     @model_validator(mode="after")
@@ -293,7 +298,7 @@ class ClientError(Record):
 
     lag_ms_mean: FiniteFloat = Field(description="How late the client reads what has arrived, on average.")
     lag_ms_p99: FiniteFloat = Field(description="99th percentile, of reading late or of sending late.")
-    limit_ms: FiniteFloat | None = Field(None, description="1 % of the mean end-to-end latency.")
+    limit_ms: FiniteFloat | None = Field(None, description="What `client_lag` allows.")
     busy: FiniteFloat = Field(description="CPU share of the busiest of its processes.")
     processes: PositiveInt = 1
     bound: bool = Field(description="The lag is beyond the limit: the numbers are the client's, not the server's.")

@@ -29,12 +29,11 @@ from tuner.failures import Remains, classify, from_error, from_trace
 from tuner.headroom import headroom
 from tuner.journal import Journal
 from tuner.leases import NotLeased, await_turn, fresh_port, lease, runtime_folder
-from tuner.load.arrivals import Exchange, closed_loop
-from tuner.load.client import Endpoint, RequestError
-from tuner.load.streams import read_completion
+from tuner.load.arrivals import Target
+from tuner.load.client import SILENT, UNREADABLE, Endpoint
+from tuner.load.level import Plan, Run, level_of, run_level
 from tuner.load.workload import Requests, make_requests
 from tuner.machine import free_bytes, look_at_gpus
-from tuner.measure import Trace, measure
 from tuner.parity import parity_of
 from tuner.quarantine import prove_back
 from tuner.ready import NotReady, ServerDied, await_ready, unless_dead
@@ -161,68 +160,53 @@ async def _level(
     index: int,
     concurrency: int,
 ) -> Level | Remains:
-    """Measure one concurrency; Remains when the server died, hung, or answered no request."""
-    load = closed_loop(
-        server.endpoint,
-        requests,
-        concurrency=concurrency,
-        window=spec.workload.window,
-        stall=spec.limits.request_s,
-        first=index * len(requests.order) // len(spec.levels),
-    )
-    where = f"at {concurrency} requests"
+    """Measure one concurrency; Remains when the server died, hung, or answered no request, or the client was slow.
+
+    A client that was too slow may have been disturbed: it gets a second try.
+    """
+    target = Target(server.endpoint, requests, spec.limits.request_s, spec.limits.level_s / 2)
+    first = index * len(requests.order) // len(spec.levels)
+    for _ in range(2):
+        runs: list[Run] = []
+        for _ in range(spec.workload.repeats):
+            plan = Plan(concurrency, spec.workload, spec.seed, first)
+            run = await _run(spec, server, target, plan, backend)
+            if isinstance(run, Remains):
+                return run
+            runs.append(run)
+            first += run.uncounted + len(run.traces)
+        level = level_of(runs, gpus=len(held.gpus), slo=spec.slo)
+        if level.client is None or not level.client.bound:
+            return level
+    late = f"its p99 lag was {level.client.lag_ms_p99:.2f} ms, {level.client.limit_ms or 0:.2f} ms are allowed"
+    return Remains("load", f"the load generator was too slow at {concurrency} requests: {late}", "client_bound", None)
+
+
+async def _run(spec: TrialSpec, server: Server, target: Target, plan: Plan, backend: Backend) -> Run | Remains:
+    """Put one window's load on the server; Remains when there is nothing to measure."""
+    where = f"at {plan.users} requests"
+    limit = spec.limits.level_s + spec.workload.bound
     try:
-        async with asyncio.timeout(spec.limits.level_s):
-            run = await unless_dead(server.process, load)
+        async with asyncio.timeout(limit):
+            run = await unless_dead(server.process, run_level(target, plan, statistics=backend.request_stats))
     except ServerDied:
         return Remains("load", f"the server ended under load, {where}", None, server.process.poll())
     except TimeoutError:
-        reason = f"the level did not end within {spec.limits.level_s:.0f} s, {where}"
-        return Remains("load", reason, "no_progress", None)
-    answers = [_trace(exchange, backend) for exchange in run.exchanges]
-    errors = [error for _, error in answers if error is not None]
-    if len(errors) == len(answers):
-        exit_ = await _death(server.process) if all(error.kind in ("reset", "connect") for error in errors) else None
-        seen = None if exit_ is not None else _error_kind(errors)
-        return Remains(
-            "load",
-            f"all {len(errors)} requests failed, {where}; the first: {errors[0]}",
-            seen,
-            exit_,
-        )
-    return measure(
-        [trace for trace, _ in answers],
-        concurrency=concurrency,
-        gpus=len(held.gpus),
-        slo=spec.slo,
-    )
+        return Remains("load", f"the level did not end within {limit:.0f} s, {where}", "no_progress", None)
+    kinds = {trace.error for trace in run.traces}
+    if None in kinds:
+        return run
+    exit_ = await _death(server.process) if kinds <= {"reset", "connect"} else None
+    said = f"{run.traces[0].error}: {run.traces[0].detail}" if run.traces else "none was sent"
+    reason = f"all {len(run.traces)} requests failed, {where}; the first: {said}"
+    return Remains("load", reason, None if exit_ is not None else _error_kind(kinds), exit_)
 
 
-def _trace(exchange: Exchange, backend: Backend) -> tuple[Trace, RequestError | None]:
-    """Read what one request said."""
-    answer = read_completion(exchange.reply)
-    if isinstance(answer, RequestError):
-        return Trace(exchange.due, exchange.reply.done, error=answer.kind), answer
-    stats = backend.request_stats(answer.last)
-    return (
-        Trace(
-            due=exchange.due,
-            ended=exchange.reply.done,
-            arrivals=answer.arrivals,
-            output_tokens=answer.output_tokens,
-            accept_length=stats.accept_length,
-            verify_count=stats.verify_count,
-        ),
-        None,
-    )
-
-
-def _error_kind(errors: list[RequestError]) -> FailureKind | None:
+def _error_kind(kinds: set[str | None]) -> FailureKind | None:
     """Return the failure that a level without any answer is; None leaves it to the log."""
-    kinds = {error.kind for error in errors}
-    if kinds <= {"stalled"}:
+    if kinds <= SILENT:
         return "no_progress"
-    if kinds <= {"malformed", "incomplete", "no_usage"}:
+    if kinds <= UNREADABLE:
         return "garbage_output"
     return None
 

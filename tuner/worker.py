@@ -16,6 +16,7 @@ from typing import IO
 from pydantic import ValidationError
 
 from engine.backends import Backend
+from tuner.load.loop import run
 from tuner.records import Event, TrialSpec
 from tuner.trial import run_trial
 
@@ -62,7 +63,7 @@ def main(source: IO[bytes] = sys.stdin.buffer, backend: Backend | None = None) -
     except ValidationError as error:
         print(f"not a trial: {error}", file=sys.stderr)
         return BAD_SPEC
-    return asyncio.run(_until_told(spec, emit, backend))
+    return run(_until_told(spec, emit, backend))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from tuner.records import Event, Limits, TrialRecord, TrialSpec, Workload
 from tuner.trial import run_trial
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).resolve().parents[1] / "fake_server" / "worker.py"))
+CLIENT_LAG = 1000.0  # answers of a fake server take milliseconds: no busy machine keeps to 1 % of that
 DEADLINE = 30.0  # far beyond what anything here takes, even on a busy machine
 
 
@@ -54,7 +55,7 @@ def make_spec(folder: Path, plan: Plan, *, chat: bool = False, window: float = 0
         trial=1,
         role="search",
         config=plan.config(folder),
-        workload=Workload(prompts=str(prompts(folder, chat)), output_tokens=16, window=window),
+        workload=Workload(prompts=str(prompts(folder, chat)), output_tokens=16, window=window, client_lag=CLIENT_LAG),
         served_name="fake",
         limits=Limits(**limits),
         **changes,

@@ -13,7 +13,7 @@ search:
   draft.block_size: {choices: [4, 8], when: {draft.kind: [dflash]}}
   draft.layers: {int: [1, 4], when: {draft.kind: [dflash]}}
   graphs: {choices: [{kind: eager}, {kind: captured, batch_sizes: [1, 4]}]}
-workload: {prompts: bundled, output_tokens: 64, concurrency: [1, 4, 8]}
+workload: {prompts: bundled, output_tokens: 64, concurrency: [1, 4, 8], client_lag: 1000}
 objectives:
   - {metric: tpot_ms_p50, goal: min, at: 1}
   - {metric: output_tok_s, goal: max, at: 8}

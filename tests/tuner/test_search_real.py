@@ -33,7 +33,7 @@ engine:
 search:
   draft.kind: [none, dflash]
   draft.block_size: {{choices: [4], when: {{draft.kind: [dflash]}}}}
-workload: {{prompts: {prompts}, output_tokens: 16, concurrency: [1, 2], window: 200ms}}
+workload: {{prompts: {prompts}, output_tokens: 16, concurrency: [1, 2], window: 200ms, client_lag: 1000}}
 objectives:
   - {{metric: tpot_ms_p50, goal: min}}
   - {{metric: output_tok_s, goal: max}}

@@ -154,7 +154,7 @@ def test_a_fault_of_our_own_keeps_its_traceback(tmp_path: Path, monkeypatch: pyt
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(tuner.trial, "measure", broken)
+    monkeypatch.setattr(tuner.trial, "level_of", broken)
     record, _ = run_fake(tmp_path, Plan())
     assert record.failure is not None
     assert (record.failure.kind, record.failure.stage) == ("crashed", "load")

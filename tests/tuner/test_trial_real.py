@@ -29,7 +29,7 @@ def test_the_engine_is_measured(tmp_path: Path, draft: dict[str, Any]) -> None:
         trial=0,
         role="baseline",
         config=config,
-        workload=Workload(prompts=str(tmp_path / "prompts.jsonl"), output_tokens=24, window=0.3),
+        workload=Workload(prompts=str(tmp_path / "prompts.jsonl"), output_tokens=24, window=0.3, client_lag=1000.0),
         levels=(1, 3),
         served_name=config.model.target,
     )

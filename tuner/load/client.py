@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -203,9 +203,8 @@ class _Wire(asyncio.Protocol):
         self.open = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        if isinstance(transport, asyncio.Transport):
-            self._transport = transport
-            self.open = True
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by inheritance
+        self.open = True
 
     def begin(
         self, request: bytes, framer: Framer, stall: float, total: float
