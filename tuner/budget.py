@@ -30,8 +30,8 @@ class Ledger:
 
 
 def launched(records: Sequence[TrialRecord]) -> int:
-    """Return how many trials count against the budget: launches, without repeats and confirmations."""
-    return sum(record.role in ("baseline", "search") and record.state != "infeasible" for record in records)
+    """Return how many trials count against the budget: launches, without confirmations."""
+    return sum(record.role != "confirm" and record.state != "infeasible" for record in records)
 
 
 def trial_seconds(record: TrialRecord) -> float:

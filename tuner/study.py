@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
+from tuner.brain import Brain
 from tuner.acceptance import peer_of
 from tuner.budget import CONFIRMED, Ledger, launched, reserve, seconds_left, trial_seconds, why_stop
 from tuner.errors import NothingFeasible, StudyError, UsageError
@@ -36,7 +37,7 @@ from tuner.records import (
 )
 from tuner.space import Infeasible, Refusals, Space
 from tuner.store import Journal, StudyFolder
-from tuner.suggest import Brain, Suggestion
+from tuner.suggest import Suggestion
 
 HOPELESS: frozenset[FailureKind] = frozenset(
     {"missing_file", "gated_model", "unsupported_model", "disk_full", "foreign_gpu_process"}
@@ -177,7 +178,8 @@ class Search:
                 self._refuse(journal, suggestion, suggestion.judged)
                 continue
             wandering = 0
-            self._launch(journal, "search", suggestion.judged)
+            role: Role = "search" if suggestion.repeat is None else "repeat"
+            self._launch(journal, role, suggestion.judged, of=suggestion.repeat)
 
     def _confirm(self, journal: Journal) -> None:
         """Measure the best configurations again, one after another, next to the baseline.

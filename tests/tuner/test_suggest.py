@@ -11,9 +11,10 @@ import pytest
 from engine.config import EngineConfig
 from tests.tuner.spaces import SPACE
 from tests.tuner.tiny_worker import measure
+from tuner.brain import Brain
 from tuner.records import Failure, TrialRecord, canonical, config_dict
 from tuner.space import Infeasible, Space, parse_space
-from tuner.suggest import Brain, parameters, suggest
+from tuner.suggest import parameters, suggest
 
 WIDE = SPACE.replace("choices: [4, 8]", "choices: [2, 4, 6, 8, 10, 12, 14, 16]").replace(
     "  graphs: {choices: [{kind: eager}, {kind: captured, batch_sizes: [1, 4]}]}\n", ""
@@ -154,7 +155,7 @@ def test_parameters_are_the_inverse_of_suggest() -> None:
 def test_the_tuner_does_not_load_torch() -> None:
     code = (
         "import sys, tuner.cli, tuner.study, tuner.session\n"
-        "from tuner.space import parse_space\nfrom tuner.suggest import Brain\n"
+        "from tuner.space import parse_space\nfrom tuner.brain import Brain\n"
         f"space = parse_space({WIDE!r}.encode())\n"
         "brain = Brain(space, lambda config: ())\nbrain.ask(1)\nassert 'torch' not in sys.modules"
     )

@@ -1,0 +1,133 @@
+"""The default sampler: a Gaussian process of each objective over every point that can run.
+
+Optuna's GP knows only parameters that every trial has, and optimises over a box; a search space of launches is
+conditional, finite and full of holes. So here the points are listed once, the processes are fitted to the same
+told values (crashes and broken limits as constraints), and the point with the largest expected gain in hypervolume
+times the chance to run is taken from the list. A point that was measured stays on the list: when more can be
+learnt by measuring it again than by any new one, it is proposed again, and that is a repeat.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from scipy.special import ndtr
+
+from tuner.sampling.acquisition import expected_improvement
+from tuner.sampling.base import Array, Costs, Proposal, Repeats, View, seed_of, unlike
+from tuner.sampling.design import first_points, sobol_points
+from tuner.sampling.gp import Gp, Prior, fit
+
+CRASH_PRIOR = Prior(length=(0.0, 0.7), signal=(0.0, 0.7), noise=(-3.0, 1.0))
+HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
+
+
+@dataclass(frozen=True)
+class Surrogate:
+    """`startup`: launches before anything is modelled; `caution`: exponent of the chance to run; `repeat_from`:
+    launches before a point may be measured again, since a short search has none to spare."""
+
+    startup: int = 8
+    caution: float = 2.0
+    repeat_from: int = 24
+    repeats: Repeats = "when worth it"
+    forgets_failures: ClassVar[bool] = False
+    kind: ClassVar[str] = "surrogate"
+
+    def starting_after(self, launches: int) -> Surrogate:
+        """Return this sampler with another number of launches before it models anything."""
+        return replace(self, startup=launches)
+
+    def propose(self, view: View) -> Proposal | None:
+        """Return the most promising point, None when every one was tried and repeats add nothing."""
+        measured = sum(observation.values is not None for observation in view.observations)
+        if measured < 2 or len(view.observations) < self.startup:
+            seed = seed_of(view.pool.space.file.study.seed)
+            found = unlike(view, [*first_points(view.pool.space), *sobol_points(view.pool.space, seed)])
+            if found is not None:
+                return Proposal(found)
+        allowed = self._allowed(view)
+        if all(view.pool.keys[index] in view.seen for index in allowed):
+            return None  # the confirmation measures the best again; the search has nothing left to find
+        score = self.score(view, allowed)
+        rng = np.random.default_rng(view.seed)
+        best = np.flatnonzero(score >= score.max() * (1 - 1e-9))
+        return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
+
+    def _allowed(self, view: View) -> Array:
+        crashed = {o.key for o in view.observations if o.values is None}
+        once = self.repeats == "never" or len(view.observations) < self.repeat_from
+        barred = view.taken | crashed | (view.seen if once else frozenset())
+        return np.array([i for i, key in enumerate(view.pool.keys) if key not in barred], dtype=np.intp)
+
+    def score(self, view: View, allowed: Array) -> Array:
+        """Return the expected gain of the points at these positions."""
+        costs = Costs.of(view)
+        if view.pending:
+            costs = believe(view, costs)
+        x = view.pool.features[allowed]
+        groups = view.pool.encoder.groups
+        feasible = (costs.broken <= 0).all(axis=1)
+        known = costs.x[list(costs.measured)]
+        models = [fit(known, costs.values[:, column], groups) for column in range(costs.values.shape[1])]
+        means, sds = _stack([model.predict(x) for model in models])
+        told, _ = _stack([model.predict(known) for model in models])
+        good = told[feasible] if feasible.any() else told
+        chance = self.chance_to_run(costs, groups, x) * _chance_to_hold(costs, known, groups, x)
+        gain = expected_improvement(good, reference_of(good), means, sds)
+        return np.asarray(gain * chance**self.caution)
+
+    @staticmethod
+    def chance_to_run(costs: Costs, groups: tuple[int, ...], x: Array) -> Array:
+        """Return each point's probability not to crash."""
+        if not costs.crashed.any():
+            return np.ones(len(x))
+        model = fit(costs.x, 2 * costs.crashed - 1, groups, prior=CRASH_PRIOR, center=HEALTHY)
+        mean, sd = model.predict(x)
+        return np.asarray(ndtr(-mean / np.maximum(sd, 1e-9)))
+
+
+def _chance_to_hold(costs: Costs, known: Array, groups: tuple[int, ...], x: Array) -> Array:
+    """Return each point's probability to meet every constraint."""
+    chance = np.ones(len(x))
+    for column in costs.broken.T:
+        if (column <= 0).all() and len(column) < 4:
+            continue
+        mean, sd = fit(known, np.log1p(np.maximum(column, -0.999)), groups).predict(x)
+        chance *= ndtr(-mean / sd)
+    return chance
+
+
+def believe(view: View, costs: Costs) -> Costs:
+    """Return the costs with what runs now, as if it came out as predicted (Kriging believer)."""
+    x = view.pool.encoder.matrix(view.pending)
+    known, groups = costs.x[list(costs.measured)], view.pool.encoder.groups
+    means, _ = _stack([fit(known, costs.values[:, c], groups).predict(x) for c in range(costs.values.shape[1])])
+    start = len(costs.x)
+    return replace(
+        costs,
+        x=np.concatenate([costs.x, x]),
+        crashed=np.concatenate([costs.crashed, np.zeros(len(x))]),
+        values=np.concatenate([costs.values, means]),
+        broken=np.concatenate([costs.broken, np.zeros((len(x), costs.broken.shape[1]))]),
+        measured=(*costs.measured, *range(start, start + len(x))),
+    )
+
+
+def reference_of(good: Array) -> Array:
+    """Return the costs from which gains are counted: the median, but never within the front."""
+    worst, best = good.max(axis=0), good.min(axis=0)
+    return np.maximum(np.median(good, axis=0), best + 0.3 * (worst - best)) + 1e-9
+
+
+def _stack(pairs: list[tuple[Array, Array]]) -> tuple[Array, Array]:
+    return np.stack([mean for mean, _ in pairs], axis=1), np.stack([sd for _, sd in pairs], axis=1)
+
+
+def models_of(view: View) -> tuple[Gp, ...]:
+    """Return the process of every objective's cost."""
+    costs = Costs.of(view)
+    known = costs.x[list(costs.measured)]
+    return tuple(fit(known, costs.values[:, c], view.pool.encoder.groups) for c in range(costs.values.shape[1]))
