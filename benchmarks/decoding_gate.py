@@ -51,6 +51,7 @@ TESTS = (
     "tests/engine/test_verify.py",
     "tests/engine/test_tree.py",
     "tests/engine/test_kv_cache.py",
+    "tests/engine/test_drafting.py",
     "tests/engine/test_model.py",
     "tests/engine/test_speculate.py",
     "tests/engine/test_policy.py",
@@ -58,7 +59,6 @@ TESTS = (
     "tests/engine/test_sampling.py",
     "tests/engine/test_text.py",
     "tests/engine/test_server_real.py",
-    "tests/tuner/test_drafting.py",
 )
 
 State = dict[str, dict[str, Any]]
