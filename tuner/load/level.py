@@ -134,23 +134,31 @@ def _uncollected() -> Iterator[None]:
 
 
 async def run_level(
-    target: Target, plan: Plan, *, statistics: Statistics = unsaid, progress: Progress | None = None
+    target: Target,
+    plan: Plan,
+    *,
+    statistics: Statistics = unsaid,
+    progress: Progress | None = None,
+    processes: int | None = None,
 ) -> Run:
     """Put one level's load on a server and return what came of it.
 
     A client that turns out to be the limit is given twice the processes, as long as half the cores suffice, and the
-    level is measured again.
+    level is measured again. `processes`: exactly so many instead.
+
+    Raises:
+        LoadError: a process of the load generator ended early.
     """
-    most = max(1, (os.cpu_count() or 1) // 2)
-    processes = min(most, plan.users, 1 + (plan.users - 1) // STREAMS_PER_PROCESS)
+    if processes is not None:
+        return await _run(target, plan, min(processes, plan.users), statistics, progress)
+    most = min(plan.users, max(1, (os.cpu_count() or 1) // 2))
+    processes = min(most, 1 + (plan.users - 1) // STREAMS_PER_PROCESS)
     while True:
         run = await _run(target, plan, processes, statistics, progress)
-        if (
-            processes >= min(most, plan.users)
-            or not client_error(run.traces, run.lags, share=plan.workload.client_lag).bound
-        ):
+        error = client_error(run.traces, run.lags, share=plan.workload.client_lag)
+        if processes == most or not error.bound:
             return run
-        processes = min(most, plan.users, 2 * processes)
+        processes = min(most, 2 * processes)
 
 
 def level_of(runs: Sequence[Run], *, gpus: int = 0, slo: Mapping[str, float] | None = None) -> Level:
