@@ -177,6 +177,53 @@ def export(
 
 
 @app.command()
+def load(
+    url: Annotated[str, typer.Argument(metavar="URL", help="An OpenAI-compatible server, such as http://HOST:PORT.")],
+    model: Annotated[str, typer.Option(help="Name of the model that requests carry.")],
+    concurrency: Annotated[int, typer.Option(min=1, max=100_000, help="Users: requests kept in flight.")] = 1,
+    requests: Annotated[int | None, typer.Option(min=1, help="Measure exactly so many; default: a window.")] = None,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Most tokens generated per request.")] = 64,
+    prompts: Annotated[str, typer.Option(help="`bundled`, `random`, or a JSONL or ShareGPT file.")] = "bundled",
+    arrivals: Annotated[str, typer.Option(help="closed, constant, poisson or gamma.")] = "closed",
+    rate: Annotated[float | None, typer.Option(help="Requests a second of each user, unless closed.")] = None,
+    shape: Annotated[float | None, typer.Option(help="Of gamma: below 1 in bursts.")] = None,
+    shared_prefix: Annotated[float, typer.Option(help="Share of a prompt that all have in common.")] = 0.0,
+    category: Annotated[list[str] | None, typer.Option(help="Only prompts of this one; may be repeated.")] = None,
+    window: Annotated[str, typer.Option(help="Shortest measured time.")] = "10s",
+    longest: Annotated[str | None, typer.Option(help="Longest measured time; default: twice the window.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Measure so many times.")] = 1,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False,
+    slo: Annotated[str, typer.Option(help="Limits for goodput, such as 'ttft_ms_p90<500'.")] = "",
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds without a byte that end a request.")] = 120.0,
+    deadline: Annotated[float, typer.Option(min=0.001, help="Seconds that end a request in any case.")] = 3600.0,
+    processes: Annotated[int | None, typer.Option(min=1, help="Of the client; default: as it needs.")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="Variable that holds the server's key.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Order of prompts and arrivals.")] = 0,
+    as_json: Annotated[Path | None, typer.Option("--json", help="File to write.")] = None,
+) -> None:
+    """Put load on any OpenAI-compatible server and measure it."""
+    from tuner.load.command import Asked
+    from tuner.load.command import load as measure
+
+    law = {key: value for key, value in (("kind", arrivals), ("rate", rate), ("shape", shape)) if value is not None}
+    workload = {
+        "prompts": prompts,
+        "arrivals": law,
+        "shared_prefix": shared_prefix,
+        "categories": category,
+        "window": window,
+        "longest": longest,
+        "repeats": repeats,
+        "output_tokens": output_tokens,
+        "ignore_eos": ignore_eos,
+    }
+    asked = Asked(
+        url, model, concurrency, workload, requests, seed, slo, timeout, deadline, processes, api_key_env, as_json
+    )
+    measure(asked, console())
+
+
+@app.command()
 def report(
     study: StudyPath,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: report.html there.")] = None,

@@ -81,7 +81,7 @@ class Share:
     uncounted: int
 
 
-Progress = Callable[[int, int], None]  # (requests over that count, of them failed)
+Progress = Callable[[int], None]  # requests over that count
 
 
 def quota(plan: Plan, part: Part) -> int | None:
@@ -228,7 +228,7 @@ class Telling:
         """See `Steering`."""
         self._over += counted
         self.inner.finished(due, ended, counted)
-        self.tell(self._over, 0)
+        self.tell(self._over)
 
     def drained(self) -> None:
         """See `Steering`."""
