@@ -15,7 +15,7 @@ def eos_in_block_missed(patch: Patches) -> None:
         return (inside, "stop") if inside[-1] in eos else original(tokens, room, ())
 
 
-@fault("max_tokens is exceeded by what the last round accepted", DRAFTED, Shows.ANSWER, (Need.USAGE,))
+@fault("max_tokens is exceeded by what the last round accepted", DRAFTED, Shows.ANSWER, (Need.LENGTH,))
 def max_tokens_overshot(patch: Patches) -> None:
     @patch("engine.scheduler:cut")
     def cut(original: Any, tokens: tuple[int, ...], room: int, eos: tuple[int, ...]) -> Any:

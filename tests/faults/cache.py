@@ -93,7 +93,7 @@ def page_boundary(patch: Patches) -> None:
 
 
 @fault(
-    "a cancelled request frees its neighbour's pages too, and the next request gets them",
+    "a cancelled request frees the newest request's pages, not its own, and the next one gets them",
     EVERY,
     Shows.TEXT,
     (Need.CANCELLED,),
@@ -102,8 +102,8 @@ def cancel_frees_neighbour(patch: Patches) -> None:
     @patch("engine.loop:Loop.cancel")
     def cancel(original: Any, loop: Any, request: int) -> None:
         cache = loop._engine.cache
-        held = request in cache._entries
+        own = cache._entries.get(request)
         original(loop, request)
-        if held and cache._entries:
-            neighbour = max(cache._entries.values(), key=lambda entry: len(entry.pages))
-            cache._free = sorted(cache._free + neighbour.pages)
+        if own is not None and cache._entries:
+            newest = list(cache._entries.values())[-1]
+            cache._free = sorted({*cache._free, *newest.pages} - {*own.pages})

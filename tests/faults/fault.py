@@ -42,13 +42,13 @@ class Need(StrEnum):
     RETIRED = "a request ends while two others run"
     CANCELLED = "a request is cancelled, or ends by a stop string, while another runs and a third comes"
     FALLING_LOAD = "a request that has run without speculation gets it back"
+    LONG = "a context of hundreds of tokens"
     PAGE = "more tokens than a KV page"
-    TWO_PAGES = "more tokens than two KV pages"
     CHUNKED = "a prompt longer than memory.prefill_chunk"
     EOS = "an eos token before a round's last token"
     STOP = "a stop string"
     LOGPROBS = "logprobs"
-    USAGE = "max_tokens that is not a round's end"
+    LENGTH = "max_tokens that is not a round's end"
 
 
 class Shows(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.faults.fault import DRAFTED, EVERY, TREE, Patches, Shows, fault
+from tests.faults.fault import DRAFTED, EVERY, TREE, Need, Patches, Shows, fault
 
 
 @fault("RoPE of a block's drafted rows is one position too far", DRAFTED, Shows.TEXT)
@@ -70,7 +70,9 @@ def norm_epsilon(patch: Patches) -> None:
         original(self, replace(shape, norm_eps=1e-2), *rest)
 
 
-@fault("the target's rotation angles are computed in bfloat16 (worse with every position)", EVERY, Shows.TEXT)
+@fault(
+    "the target's rotation angles are computed in bfloat16 (worse with every position)", EVERY, Shows.TEXT, (Need.LONG,)
+)
 def rope_in_bfloat16(patch: Patches) -> None:
     @patch("engine.model.target:rotation_table")
     def table(original: Any, rope: Any, head_dim: int, positions: int, dtype: Any, device: Any) -> Any:

@@ -48,7 +48,7 @@ def check(fault: Fault, setting: Setting) -> None:
     match fault.shows:
         case Shows.TEXT:
             assert wrong.tokens != right.tokens
-            assert (wrong.greedy() == right.greedy()) == (Need.SAMPLED in fault.needs)
+            assert wrong.greedy() == right.greedy() or Need.SAMPLED not in fault.needs
         case Shows.DISTRIBUTION:
             assert wrong.greedy() == right.greedy()
             assert wrong.tokens != right.tokens

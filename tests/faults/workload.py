@@ -14,21 +14,19 @@ from engine.runtime import build, resolve
 from tests.faults.fault import Setting
 
 SMOKE = Path(__file__).parents[1] / "data" / "smoke_pair"
-SEEDED = Sampling(temperature=0.9, seed=5)
 # How each request draws, in order of submission; lengths of prompts and outputs differ, so they end one by one.
-DRAWS = (*[GREEDY] * 8, SEEDED, Sampling(0.9, top_k=3, seed=6), Sampling(0.9, top_p=0.5, seed=7))
+DRAWS = (Sampling(0.9, seed=5), Sampling(0.9, top_k=3, seed=6), Sampling(0.9, top_p=0.5, seed=7), *[GREEDY] * 8)
 LATE = len(DRAWS)  # id of the request that comes after the cancelled one has gone
-CANCELLED, CANCEL_AFTER = 1, 12  # rounds
-ENDS = 5  # the request that eos tokens may end
-EOS = (62,)  # first comes inside a round, whatever drafts
+CANCELLED, CANCEL_AFTER = 4, 16  # rounds
+ENDS = 9  # the request that eos tokens may end
+EOS = (274,)  # first comes inside a round, whatever drafts
 
 
 @dataclass(frozen=True)
 class Seen:
     """What the workload's clients and counters saw, by request.
 
-    `ends`: finish reason and verify rounds; `scores`: log-probabilities of tokens; `rounds`: the engine's counters
-    of drafted and accepted tokens.
+    `scores`: log-probabilities of the tokens; `verify_counts`: rounds that they took.
     """
 
     tokens: dict[int, tuple[int, ...]]
@@ -49,7 +47,7 @@ def loop_for(setting: Setting, sample: str = "greedy", dtype: str = "float32") -
         Setting.NONE: {"kind": "none"},
         Setting.DFLASH: chain,
         Setting.DDTREE: tree,
-        Setting.POLICY: {"kind": "policy", "by_running": [[1, 3, chain], [4, 5, {"kind": "none"}], [6, None, tree]]},
+        Setting.POLICY: {"kind": "policy", "by_running": [[1, 3, chain], [4, 6, {"kind": "none"}], [7, None, tree]]},
     }
     config = {
         "model": {"target": str(SMOKE / "target"), "dtype": dtype},
@@ -65,8 +63,8 @@ def requests() -> list[Request]:
     made = []
     for number, draw in enumerate((*DRAWS, GREEDY)):
         eos = EOS if number == ENDS else ()
-        prompt = tuple(prompts[number][: 12 if number == LATE else 96 - 7 * number])
-        made.append(Request(number, prompt, 16 + 4 * number, eos, draw, logprobs=0))
+        prompt = tuple(prompts[number - 3][: 12 if number == LATE else 96 - 7 * number])
+        made.append(Request(number, prompt, 12 + 6 * number, eos, draw, logprobs=0))
     return made
 
 
@@ -84,6 +82,7 @@ def run(loop: Loop) -> Seen:
         if rounds == CANCEL_AFTER:
             loop.cancel(CANCELLED)
             loop.submit(late)
+    del seen[CANCELLED]  # how far it came depends on how much was accepted
     return Seen(
         {number: tuple(token for part in parts for token in part.tokens) for number, parts in seen.items()},
         {number: parts[-1].finish for number, parts in seen.items()},
