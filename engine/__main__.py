@@ -46,8 +46,11 @@ def _parser() -> argparse.ArgumentParser:
 
     bench = commands.add_parser("bench", help="time configs offline, interleaved")
     bench.add_argument("configs", type=Path, nargs="*", help="default: the bundled pair, none and dflash 8")
+    bench.add_argument(
+        "--decode", action="store_true", help="the bundled pair: none, dflash, ddtree and a policy at 1, 4, 16 requests"
+    )
     bench.add_argument("--prompts", type=Path, default=None, help="JSON list of token id lists; default: bundled ones")
-    bench.add_argument("--concurrency", type=int, nargs="+", default=[1, 4])
+    bench.add_argument("--concurrency", type=int, nargs="+", default=None, help="default: 1 4")
     bench.add_argument("--output-tokens", type=int, default=128)
     bench.add_argument("--repeats", type=int, default=5)
     bench.add_argument("--json", type=Path, default=None, help="write the full result here")
@@ -125,21 +128,27 @@ def _generate(arguments: argparse.Namespace) -> int:
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    configs = {str(path): _single(path) for path in arguments.configs}
-    if not configs:
-        base = bundled()
-        fast = EngineConfig.model_validate({"model": {"target": BUNDLED}, "draft": {"kind": "dflash", "block_size": 8}})
-        configs = {"none": base, "dflash block 8": fast}
-    from engine.bench import bench
+    from engine.bench import DECODE_CONCURRENCY, bench, decode_configs
 
+    configs = {str(path): _single(path) for path in arguments.configs}
+    if arguments.decode and configs:
+        raise ConfigError("--decode brings its own configs; leave out either")
+    if arguments.decode:
+        configs = decode_configs()
+    elif not configs:
+        fast = EngineConfig.model_validate({"model": {"target": BUNDLED}, "draft": {"kind": "dflash", "block_size": 8}})
+        configs = {"none": bundled(), "dflash block 8": fast}
+    concurrency = arguments.concurrency or (DECODE_CONCURRENCY if arguments.decode else (1, 4))
     prompts = _prompts(arguments.prompts)
-    result = bench(configs, prompts, arguments.concurrency, arguments.output_tokens, arguments.repeats)
+    result = bench(configs, prompts, concurrency, arguments.output_tokens, arguments.repeats)
+    print(f"{'':16} {'requests':>8} {'tok/s':>7} {'accept length':>13} {'rows':>5} {'ms/round':>8}")
     for name, report in result["configs"].items():
-        length = report["acceptance"]["accept_length"]
         for level in report["levels"]:
+            length = level["accept_length"]
             print(
-                f"{name}: {level['tok_s_p50']:.0f} tok/s at {level['concurrency']} requests"
-                + (f", accept length {length:.2f}" if length else "")
+                f"{name:16} {level['concurrency']:8} {level['tok_s_p50']:7.0f} "
+                + (f"{length:13.2f}" if length else f"{'–':>13}")
+                + f" {level['rows_per_request']:5.1f} {level['ms_per_round']:8.2f}"
             )
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -11,13 +11,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import EngineConfig
-from engine.loop import Loop
-from engine.protocol import Rounds
+from engine.config import BUNDLED, EngineConfig
+from engine.loop import Loop, Stats
+from engine.protocol import Acceptance, Rounds
 from engine.request import Request
-from engine.runtime import Runtime, build, resolve
+from engine.runtime import build, resolve
 
 Prompt = tuple[int, ...]
+DECODE_CONCURRENCY = (1, 4, 16)
+_CHAIN = {"kind": "dflash", "block_size": 8}
+_TREE = {"kind": "ddtree", "block_size": 8, "nodes": 11}
+DECODE_DRAFTS: dict[str, dict[str, Any]] = {
+    "none": {"kind": "none"},
+    "dflash": _CHAIN,
+    "ddtree": _TREE,
+    "policy": {
+        "kind": "policy",
+        "by_running": [[1, 2, _TREE], [3, 6, {"kind": "dflash", "block_size": 4}], [7, None, {"kind": "none"}]],
+    },
+}
 ROUND_COUNTS = (
     "requests",
     "target_rows",
@@ -61,6 +73,14 @@ def run_requests(loop: Loop, prompts: Sequence[Prompt], output_tokens: int) -> R
     return Run(sum(map(len, made)), seconds, made)
 
 
+def decode_configs() -> dict[str, EngineConfig]:
+    """Return what `bench --decode` compares: the bundled pair without speculation, as a chain, a tree, a policy."""
+    return {
+        name: EngineConfig.model_validate({"model": {"target": BUNDLED}, "draft": draft})
+        for name, draft in DECODE_DRAFTS.items()
+    }
+
+
 def bench(
     configs: dict[str, EngineConfig],
     prompts: Sequence[Prompt],
@@ -71,36 +91,49 @@ def bench(
     """Time every config at every concurrency, `repeats` times, interleaved.
 
     Returns:
-        JSON: per config its resolved form, versions, counters, and per concurrency tok_s (each repeat, median).
+        JSON: per config its resolved form and versions, and per concurrency tok_s (each repeat, median), accept
+        length, rows a request verified in a round, and ms of a round by phase.
     """
     runtimes = {name: build(resolve(config)) for name, config in configs.items()}
     loops = {name: Loop(runtime) for name, runtime in runtimes.items()}
-    results: dict[str, dict[int, list[float]]] = {name: {c: [] for c in concurrencies} for name in configs}
+    levels: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
     for concurrency in concurrencies:
+        runs: dict[str, list[float]] = {name: [] for name in configs}
+        before: dict[str, Stats] = {}
         for repeat in range(-1, repeats):  # the first is a warm-up
+            if repeat == 0:
+                before = {name: loop.stats() for name, loop in loops.items()}
             chosen = [prompts[(max(repeat, 0) * concurrency + i) % len(prompts)] for i in range(concurrency)]
             for name, loop in loops.items():
                 run = run_requests(loop, chosen, output_tokens)
                 if repeat >= 0:
-                    results[name][concurrency].append(run.tok_s)
+                    runs[name].append(run.tok_s)
+        for name, loop in loops.items():
+            measured = {"concurrency": concurrency, "tok_s": runs[name], "tok_s_p50": statistics.median(runs[name])}
+            levels[name].append(measured | _between(before[name], loop.stats()))
     return {
         "schema": 1,
         "output_tokens": output_tokens,
         "repeats": repeats,
-        "configs": {name: _report(runtimes[name], loops[name], results[name]) for name in configs},
+        "configs": {name: runtimes[name].describe() | {"levels": levels[name]} for name in configs},
     }
 
 
-def _report(runtime: Runtime, loop: Loop, results: dict[int, list[float]]) -> dict[str, Any]:
-    stats = loop.stats()
-    return runtime.describe() | {
-        "levels": [
-            {"concurrency": concurrency, "tok_s": runs, "tok_s_p50": statistics.median(runs)}
-            for concurrency, runs in results.items()
-        ],
-        "rounds": stats.rounds,
-        "per_round": per_round(Rounds.model_validate(stats.rounds)),
-        "acceptance": stats.acceptance,
+def _between(before: Stats, after: Stats) -> dict[str, Any]:
+    """Return accept length and per-round figures of the rounds between two looks at the counters."""
+    rounds = Rounds.model_validate({name: value - before.rounds[name] for name, value in after.rounds.items()})
+    earlier, later = (Acceptance.model_validate(each.acceptance) for each in (before, after))
+    count, kept = later.verify_count - earlier.verify_count, later.accepted - earlier.accepted
+    drafted = later.drafted > earlier.drafted
+    table = per_round(rounds)
+    phases = {name.removeprefix("ms_"): value for name, value in table.items() if name.startswith("ms_")}
+    return {
+        "accept_length": 1 + kept / count if drafted else None,
+        "rows_per_request": rounds.target_rows / rounds.requests,
+        "ms_per_round": sum(phases.values()),
+        "ms_by_phase": phases,
+        "rounds": rounds.rounds,
+        "per_round": {name: value for name, value in table.items() if not name.startswith("ms_")},
     }
 
 

@@ -1,55 +1,97 @@
-"""What a verify round costs by its rows, and how large a tree that makes worth verifying. Pure.
+"""What a round costs by its rows, and how large a tree that makes worth verifying. Pure.
 
-CaDDTree (arXiv 2606.01813): with the nodes ordered by path probability, expected tokens grow ever slower while the
-time of verifying grows ever faster, so tokens per second has one maximum.
+CaDDTree (arXiv 2606.01813): grow the tree, best path first, while expected tokens per second rises. Each node adds
+less than the one before; where the measured time is not convex the rate can fall and rise again, so growing ends
+when no larger tree can have a better rate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
-import torch
-from torch import Tensor
+import numpy as np
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Measured at start-up: seconds of a draft forward, and of verifying so many rows (ascending)."""
+    """Measured at start-up, in seconds.
 
-    propose: float
+    `requests`: batch sizes, ascending; `rows`: rows a request, ascending, from 1. `draft[i]`: all of a round but
+    verifying, at requests[i]. `verify[i][j]`: verifying rows[j] rows of each of requests[i] requests; large batches
+    stop at fewer rows.
+    """
+
+    requests: tuple[int, ...]
     rows: tuple[int, ...]
+    draft: tuple[float, ...]
+    verify: tuple[tuple[float, ...], ...]
+
+    @lru_cache(maxsize=256)  # noqa: B019 - one table a server
+    def curve(self, requests: int, nodes: int) -> Curve:
+        """Return what rounds of `requests` requests cost by the nodes of their trees, 0 … `nodes`.
+
+        Between measured points and behind the last ones, cost is linear.
+        """
+        wanted = np.arange(1, nodes + 2)
+        by_batch = [
+            draft + _line(wanted, self.rows[: len(verify)], verify)
+            for draft, verify in zip(self.draft, self.verify, strict=True)
+        ]
+        at = np.array([requests])
+        seconds = [float(_line(at, self.requests, column)[0]) for column in zip(*by_batch, strict=True)]
+        return Curve.of(smooth(seconds))
+
+
+@dataclass(frozen=True)
+class Curve:
+    """`seconds[n]`: a round with n nodes a request. `slopes[n]`: least seconds a node that any larger tree adds."""
+
     seconds: tuple[float, ...]
+    slopes: tuple[float, ...]
 
-    def verify(self, rows: Sequence[int]) -> Tensor:
-        """Return seconds for row counts, [len(rows)] float64: interpolated, and along the last slope beyond."""
-        known = torch.tensor(self.rows, dtype=torch.float64)
-        cost = torch.tensor(self.seconds, dtype=torch.float64)
-        wanted = torch.tensor(rows, dtype=torch.float64)
-        if len(self.rows) == 1:
-            return cost[0] * wanted / known[0]
-        right = torch.searchsorted(known, wanted).clamp(1, len(self.rows) - 1)
-        left = right - 1
-        slope = (cost[right] - cost[left]) / (known[right] - known[left])
-        return cost[left] + slope * (wanted - known[left])
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Curve:
+        """Return the curve of these costs, which do not fall."""
+        slopes = [
+            min(((later - here) / step for step, later in enumerate(seconds[nodes + 1 :], 1)), default=np.inf)
+            for nodes, here in enumerate(seconds)
+        ]
+        return cls(tuple(seconds), tuple(slopes))
 
 
-def best_nodes(log_weights: Tensor, table: CostTable) -> int:
-    """Return the tree size, the same for all requests, that maximises expected tokens per second of the round.
+def best_size(gains: Iterator[float], requests: int, curve: Curve) -> int:
+    """Return the nodes a request that maximise expected tokens per second of a round.
 
     Args:
-        log_weights: [R, nodes + 1] log-probability of every path, best first, the root's 0.
+        gains: expected tokens that each further node adds, all requests together, never more than the one before;
+            as few are read as decide it.
+        requests: each yields one token, the bonus, without any node.
     """
-    requests, rows = log_weights.shape
-    # Expected tokens of a tree: the bonus token, and each node with the probability of its path.
-    tokens = log_weights.exp().cumsum(dim=1).sum(dim=0).cpu()
-    seconds = table.propose + table.verify([requests * (nodes + 1) for nodes in range(rows)])
-    return int((tokens / seconds).argmax())
+    tokens = float(requests)
+    best, size = tokens / curve.seconds[0], 0
+    for nodes, gain in enumerate(gains, 1):
+        tokens += gain
+        rate = tokens / curve.seconds[nodes]
+        if rate > best:
+            best, size = rate, nodes
+        # From here on a node adds at most `gain` tokens and at least the slope's seconds.
+        if gain <= best * curve.slopes[nodes]:
+            break
+    return size
 
 
 def smooth(seconds: Sequence[float]) -> tuple[float, ...]:
     """Return measured costs made non-decreasing: more rows never cost less, whatever the noise."""
-    made: list[float] = []
-    for each in seconds:
-        made.append(max([each, *made[-1:]]))
-    return tuple(made)
+    return tuple(float(each) for each in np.maximum.accumulate(seconds))
+
+
+def _line(wanted: np.ndarray, known: Sequence[int], values: Sequence[float]) -> np.ndarray:
+    """Return values at `wanted`, linear between known points and along the last slope beyond."""
+    if len(known) == 1:
+        return values[0] * wanted / known[0]
+    right = np.searchsorted(known, wanted).clip(1, len(known) - 1)
+    x, y = np.asarray(known, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    slope = (y[right] - y[right - 1]) / (x[right] - x[right - 1])
+    return y[right - 1] + slope * (wanted - x[right - 1])

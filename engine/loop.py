@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from engine.config import Draft
+from engine.config import Draft, PolicyDraft
 from engine.drafters.policy import PolicyDrafter
-from engine.errors import ConfigError
 from engine.request import Request
 from engine.runtime import Runtime
 from engine.scheduler import Progress
@@ -32,13 +31,12 @@ class Loop:
     """Requests in, progress out; owns the scheduler and keeps the cache in step with it."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._engine, self._kit = runtime.engine, runtime.kit
+        self._engine, self._kit, self._draft = runtime.engine, runtime.kit, runtime.plan.config.draft
         self._scheduler = runtime.scheduler()
         self._capacity = self._engine.cache.pages * self._engine.cache.page_size
         self._tally = Tally(
             target_kv_bytes=_pool_bytes(self._engine.cache.target),
             draft_kv_bytes=_pool_bytes(self._engine.cache.draft),
-            drafted=self._engine.drafter.depth,
         )
 
     def submit(self, request: Request) -> str | None:
@@ -64,14 +62,8 @@ class Loop:
             ConfigError: the draft needs more than this server was started with.
         """
         drafter = self._kit.make(draft)
-        if drafter.taps != self._engine.drafter.taps:
-            raise ConfigError(
-                "the draft KV of running requests would be incomplete: this server was "
-                + ("started with" if self._engine.drafter.taps else "started without")
-                + " a drafter; start it with draft.kind: policy"
-            )
         self._engine.drafter.settle(self._engine.cache)
-        self._engine = replace(self._engine, drafter=drafter)
+        self._engine, self._draft = replace(self._engine, drafter=drafter), draft
 
     @property
     def idle(self) -> bool:
@@ -97,13 +89,14 @@ class Loop:
     def stats(self) -> Stats:
         """Return counters and acceptance so far."""
         drafter = self._engine.drafter
+        by_policy = isinstance(self._draft, PolicyDraft) and isinstance(drafter, PolicyDrafter)
         return Stats(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
             tokens_used=self._engine.cache.tokens_used,
             rounds=self._tally.rounds.model_dump(),
             acceptance=self._tally.acceptance.model_dump(),
-            policy_entry=drafter.entry if isinstance(drafter, PolicyDrafter) else None,
+            policy_entry=drafter.entry if by_policy else None,
         )
 
 

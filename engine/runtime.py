@@ -140,8 +140,10 @@ def build(plan: Plan) -> Runtime:
         kit, draft_pool = _kit(plan, target, dtype, max_len + rows, seed)
         cache = _cache(plan, draft_pool, dtype, max_len + rows)
     engine = Engine(target, NoDrafter(), attention, cache, device)
-    if any(isinstance(draft, DDTreeDraft) and draft.nodes == "auto" for draft in config.drafts):
-        kit = replace(kit, costs=measure_costs(engine, kit))
+    growing = [draft for draft in config.drafts if isinstance(draft, DDTreeDraft) and draft.nodes == "auto"]
+    if growing:
+        widest = max(growing, key=lambda draft: draft.verify_rows)
+        kit = replace(kit, costs=measure_costs(engine, kit, widest, config.memory.max_running))
     return Runtime(
         plan=plan,
         engine=replace(engine, drafter=kit.make(config.draft)),
@@ -206,7 +208,8 @@ def _kit(
     attention = TorchAttention(core.kv_heads, core.heads // core.kv_heads, dtype, plan.device)
     tensors = draft_tensors(shape, draft_folder(config, speculative[0]), dtype, plan.device, seed)
     model = DraftModel(shape, tensors, target, attention, layers, positions)
-    return DraftKit(model, attention, layers, config.reserved_rows), _draft_pool(shape, layers)
+    kit = DraftKit(model, attention, layers, config.reserved_rows, draft_folder(config, speculative[0]))
+    return kit, _draft_pool(shape, layers)
 
 
 def _cache(plan: Plan, draft_pool: PoolShape | None, dtype: torch.dtype, max_tokens: int) -> KVCache:

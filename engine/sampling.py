@@ -37,7 +37,7 @@ class Batch:
     def of(cls, requests: Sequence[Sampling], device: torch.device) -> Batch:
         """Collect the requests' settings."""
         return cls(
-            temperature=torch.tensor([each.temperature for each in requests], device=device),
+            temperature=torch.tensor([each.temperature for each in requests], dtype=torch.float64, device=device),
             top_k=torch.tensor([each.top_k for each in requests], device=device),
             top_p=torch.tensor([each.top_p for each in requests], dtype=torch.float64, device=device),
             seed=torch.tensor([_signed(each.seed) for each in requests], device=device),
@@ -70,7 +70,9 @@ def distribution(logits: Tensor, batch: Batch) -> Tensor:
     """
     greedy = batch.temperature == 0
     warmth = torch.where(greedy, 1.0, batch.temperature)[:, None, None]
-    scores = logits.double() / warmth
+    # The best score becomes 0, which no temperature can make infinite.
+    scores = logits.double()
+    scores = (scores - scores.amax(dim=-1, keepdim=True)) / warmth
     probabilities = scores.softmax(dim=-1)
     if batch.any_limited:
         probabilities = _cut(probabilities, batch)

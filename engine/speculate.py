@@ -56,6 +56,7 @@ class Work:
     """What a step computed; see `protocol.Rounds` for the meaning of the counts."""
 
     requests: int = 0
+    depth: int = 0  # most drafted tokens that the round could accept, of each request
     target_rows: int = 0
     draft: DraftWork = field(default_factory=DraftWork)
     context_rows: int = 0
@@ -92,7 +93,7 @@ def step(batch: Batch, engine: Engine) -> StepOutput:
     proposal = engine.drafter.propose(roots, places, draws, engine.cache)
     marks.append(time.perf_counter())
 
-    places = _places_of(proposal, places)
+    places = places_of(proposal, places)
     scored = forward(proposal, places, engine)
     marks.append(time.perf_counter())
 
@@ -105,6 +106,7 @@ def step(batch: Batch, engine: Engine) -> StepOutput:
     work = replace(
         prompts.work,
         requests=len(ids),
+        depth=proposal.depth,
         target_rows=proposal.tokens.numel(),
         draft=proposal.work,
         context_rows=sum(map(len, verdict.rows)) if engine.drafter.taps else 0,
@@ -206,7 +208,7 @@ def commit(verdict: verify.Verdict, features: Tensor | None, places: Reservation
     engine.drafter.observe(features[index], places.positions[index], places.write[slot], engine.cache)
 
 
-def _places_of(proposal: Proposal, places: Reservation) -> Reservation:
+def places_of(proposal: Proposal, places: Reservation) -> Reservation:
     """Return the reserved rows that the proposal fills, at the positions its tree gives them."""
     places = places.first(proposal.tokens.shape[1])
     return places if proposal.tree is None else places.at(proposal.tree.depths)

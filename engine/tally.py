@@ -12,12 +12,13 @@ from engine.speculate import StepOutput
 class Tally:
     """Adds up `speculate.Work`.
 
-    `target_kv_bytes`, `draft_kv_bytes`: bytes of one cached token, all layers. `drafted`: tokens proposed a round.
+    `target_kv_bytes`, `draft_kv_bytes`: bytes of one cached token, all layers.
     """
 
     target_kv_bytes: int
     draft_kv_bytes: int
-    drafted: int
+    _drafted: int = 0
+    _depth: int = 0
     _sums: dict[str, float] = field(default_factory=dict)
     _by_position: list[int] = field(default_factory=list)
 
@@ -45,6 +46,8 @@ class Tally:
             "seconds_commit": work.seconds[4],
         }.items():
             self._sums[name] = self._sums.get(name, 0) + value
+        self._drafted += work.depth * work.requests
+        self._depth = max(self._depth, work.depth)
         for accepted in work.accepted:
             if accepted >= len(self._by_position):
                 self._by_position += [0] * (accepted + 1 - len(self._by_position))
@@ -59,15 +62,15 @@ class Tally:
     def acceptance(self) -> Acceptance:
         """Acceptance so far; its lengths are null before the first round and without speculation."""
         verified = sum(self._by_position)
-        if not self.drafted or not verified:
+        if not self._drafted:
             return Acceptance(verify_count=verified)
         accepted = sum(count * length for length, count in enumerate(self._by_position))
-        reached = [sum(self._by_position[position:]) / verified for position in range(1, self.drafted + 1)]
+        reached = [sum(self._by_position[position:]) / verified for position in range(1, self._depth + 1)]
         return Acceptance(
             accept_length=1 + accepted / verified,
-            accept_rate=accepted / (verified * self.drafted),
+            accept_rate=accepted / self._drafted,
             verify_count=verified,
-            drafted=verified * self.drafted,
+            drafted=self._drafted,
             accepted=accepted,
             by_position=tuple(reached),
         )

@@ -2,8 +2,9 @@
 
 A DFlash drafter gives one distribution a position, independent of the others, so the probability of a path is the
 product of its tokens'. The N most probable paths are closed under prefixes and maximise the expected accepted
-length under those distributions. Two builders give the same tree in the same order: `best_first` walks a heap for
-one request, `build` works on all requests at once without a host loop over nodes.
+length under those distributions. Two builders give the same tree in the same order: `by_heap` takes path after path,
+which is fastest on a CPU; `by_levels` works on all requests at once and never looks at a value on the host, so a
+CUDA graph can hold it. `build` takes the one that fits the device.
 
 Order everywhere: log-probability descending, then depth, then the ranks along the path, lexicographic. A parent
 stands before its children.
@@ -12,11 +13,18 @@ stands before its children.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+Budget = Callable[[Iterator[float]], int]
+"""How many nodes to verify, given what each adds to the expected tokens of the round, best first; read as needed."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +49,90 @@ class Tree:
         return Tree(self.tokens[:, :rows], self.parents[:, :rows], self.depths[:, :rows], self.log_weights[:, :rows])
 
 
-def build(log_probs: Tensor, tokens: Tensor, nodes: int, width: int | None = None) -> Tree:
-    """Return the best trees of `nodes` nodes, by levels, all requests at once.
+def build(
+    log_probs: Tensor, tokens: Tensor, nodes: int, width: int | None = None, budget: Budget | None = None
+) -> Tree:
+    """Return the best trees, equally many nodes for every request.
 
     Args:
         log_probs: [R, depth, K] log-probabilities, descending along K, K ≥ min(nodes, vocabulary).
         tokens: [R, depth, K] their token ids.
-        nodes: at most as many as there are paths.
+        nodes: so many, or as many as there are paths.
         width: most children of a node.
+        budget: may ask for fewer.
+    """
+    if log_probs.device.type == "cpu":
+        return by_heap(log_probs, tokens, nodes, width, budget)
+    built = by_levels(log_probs, tokens, nodes, width)
+    if budget is None:
+        return built
+    return built.cut(budget(iter(built.log_weights[:, 1:].exp().sum(dim=0).tolist())))
+
+
+class Path(NamedTuple):
+    """A node of one request's tree: ranks of the tokens along its path, its parent's row, its log-probability."""
+
+    ranks: tuple[int, ...]
+    parent: int
+    weight: float
+
+
+def best_first(log_probs: Sequence[Sequence[float]], width: int | None = None) -> Iterator[Path]:
+    """Yield one request's paths, best first, by a heap.
+
+    A path that is taken offers its next sibling and its first child: neither is more probable than itself.
+
+    Args:
+        log_probs: [depth][K] log-probabilities, descending along K.
+        width: most children of a node.
+    """
+    # (−log weight, depth, ranks, parent's row, parent's log weight)
+    heap: list[tuple[float, int, tuple[int, ...], int, float]] = [(-log_probs[0][0], 1, (0,), 0, 0.0)]
+    for row in itertools.count(1):
+        if not heap:
+            return
+        negative, depth, ranks, parent, above = heapq.heappop(heap)
+        yield Path(ranks, parent, -negative)
+        rank = ranks[-1] + 1
+        if rank < len(log_probs[depth - 1]) and (width is None or rank < width):
+            heapq.heappush(heap, (-(above + log_probs[depth - 1][rank]), depth, (*ranks[:-1], rank), parent, above))
+        if depth < len(log_probs):
+            heapq.heappush(heap, (negative - log_probs[depth][0], depth + 1, (*ranks, 0), row, -negative))
+
+
+def by_heap(
+    log_probs: Tensor, tokens: Tensor, nodes: int, width: int | None = None, budget: Budget | None = None
+) -> Tree:
+    """Return the trees of `build` from one heap a request; only paths that the budget looks at are ever found."""
+    walks = [best_first(rows, width) for rows in log_probs.tolist()]
+    found: list[tuple[Path, ...]] = []
+
+    def gains() -> Iterator[float]:
+        for paths in itertools.islice(zip(*walks, strict=True), nodes):
+            found.append(paths)
+            yield sum(math.exp(path.weight) for path in paths)
+
+    if budget is None:
+        found += itertools.islice(zip(*walks, strict=True), nodes)
+    else:
+        size = budget(gains())
+        del found[size:]
+    trees = list(zip(*found, strict=True)) or [()] * len(walks)
+    ids = tokens.tolist()
+    return Tree(
+        torch.tensor(
+            [[0, *(of[len(p.ranks) - 1][p.ranks[-1]] for p in paths)] for of, paths in zip(ids, trees, strict=True)]
+        ),
+        torch.tensor([[0, *(path.parent for path in paths)] for paths in trees]),
+        torch.tensor([[0, *(len(path.ranks) for path in paths)] for paths in trees]),
+        torch.tensor([[0.0, *(path.weight for path in paths)] for paths in trees], dtype=torch.float64),
+    )
+
+
+def by_levels(log_probs: Tensor, tokens: Tensor, nodes: int, width: int | None = None) -> Tree:
+    """Return the trees of `build`, all requests at once: the best `nodes` of every level, then of all levels.
+
+    A path among the best N has all its prefixes among the best N of their levels, so a level keeps no more.
     """
     requests, depth, most = log_probs.shape
     choices = min(most, nodes, width or most)
@@ -77,16 +161,14 @@ def _select(kept: list[Tensor], parents: list[Tensor], ranks: list[Tensor], toke
     every = torch.cat(kept, dim=1)
     order = every.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
     row_of = torch.zeros_like(every, dtype=torch.int64)
-    numbers = torch.arange(1, nodes + 1, device=device).expand(requests, -1)
+    numbers = torch.arange(1, order.shape[1] + 1, device=device).expand(requests, -1)
     row_of.scatter_(1, order, numbers)
     # Place of each candidate's parent among all candidates; level 0's parent is the root, row 0.
     above = [parents[0].new_full(parents[0].shape, -1)]
     above += [parents[level] + starts[level - 1] for level in range(1, len(sizes))]
     parent_place = torch.cat(above, dim=1).gather(1, order)
     parent_row = torch.where(parent_place < 0, 0, row_of.gather(1, parent_place.clamp(min=0)))
-    level_of = torch.repeat_interleave(
-        torch.arange(len(sizes), device=device), torch.tensor(sizes, device=device), output_size=sum(sizes)
-    )[order]
+    level_of = torch.cat([order.new_full((size,), level) for level, size in enumerate(sizes)])[order]
     rank = torch.cat(ranks, dim=1).gather(1, order)
     flat_tokens = tokens.flatten(1).gather(1, level_of * tokens.shape[2] + rank)
     return Tree(
@@ -101,44 +183,26 @@ def _with_root(nodes: Tensor) -> Tensor:
     return torch.cat([nodes.new_zeros((nodes.shape[0], 1)), nodes], dim=1)
 
 
-def best_first(
-    log_probs: Sequence[Sequence[float]], tokens: Sequence[Sequence[int]], nodes: int, width: int | None = None
-) -> Tree:
-    """Return one request's tree by walking a heap: pop the best path, push its next sibling and its first child."""
-    made_tokens, parents, depths, weights = [0], [0], [0], [0.0]
-    # (-log weight, depth, ranks along the path, parent's row, parent's log weight)
-    heap: list[tuple[float, int, tuple[int, ...], int, float]] = [(-float(log_probs[0][0]), 1, (0,), 0, 0.0)]
-    while heap and len(made_tokens) <= nodes:
-        negative, depth, ranks, parent, above = heapq.heappop(heap)
-        rank = ranks[-1]
-        row = len(made_tokens)
-        made_tokens.append(tokens[depth - 1][rank])
-        parents.append(parent)
-        depths.append(depth)
-        weights.append(-negative)
-        sibling = rank + 1
-        if sibling < min(len(log_probs[depth - 1]), width or sibling + 1):
-            heapq.heappush(
-                heap, (-(above + log_probs[depth - 1][sibling]), depth, (*ranks[:-1], sibling), parent, above)
-            )
-        if depth < len(log_probs):
-            child = -negative + log_probs[depth][0]
-            heapq.heappush(heap, (-child, depth + 1, (*ranks, 0), row, -negative))
-    return Tree(
-        torch.tensor([made_tokens]),
-        torch.tensor([parents]),
-        torch.tensor([depths]),
-        torch.tensor([weights], dtype=torch.float64),
-    )
-
-
 def visibility(parents: Tensor, depth: int) -> Tensor:
     """Return which rows a row sees: itself and its ancestors. [R, rows, rows] bool of parents [R, rows].
 
     `depth`: the deepest node's; so many steps up reach the root from anywhere.
     """
-    rows = parents.shape[1]
-    seen = torch.eye(rows, dtype=torch.bool, device=parents.device).repeat(parents.shape[0], 1, 1)
+    if parents.device.type != "cpu":
+        return visibility_all(parents, depth)
+    requests, rows = parents.shape
+    table = np.zeros((requests, rows, rows), dtype=np.bool_)
+    table[:, np.arange(rows), np.arange(rows)] = True
+    for own, above in zip(table, parents.tolist(), strict=True):
+        for row in range(1, rows):  # a parent's row is whole before its children's
+            own[row] |= own[above[row]]
+    return torch.from_numpy(table)
+
+
+def visibility_all(parents: Tensor, depth: int) -> Tensor:
+    """Return `visibility` without looking at a value on the host."""
+    requests, rows = parents.shape
+    seen = torch.eye(rows, dtype=torch.bool, device=parents.device).repeat(requests, 1, 1)
     place = torch.arange(rows, device=parents.device).expand_as(parents)
     for _ in range(depth):
         place = parents.gather(1, place)
@@ -146,13 +210,37 @@ def visibility(parents: Tensor, depth: int) -> Tensor:
     return seen
 
 
-def walk(tokens: Tensor, parents: Tensor, choices: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+def walk(tokens: Tensor, parents: Tensor, choices: Tensor, depth: int) -> tuple[tuple[int, ...], ...]:
     """Follow the target's own tokens down the trees.
 
     Args:
         tokens, parents: [R, rows].
         choices: [R, rows] the target's token after each row.
         depth: the deepest node's.
+
+    Returns:
+        Rows visited by each request, the root first: one more than nodes were accepted.
+    """
+    if tokens.device.type == "cpu":
+        tables = zip(tokens.tolist(), parents.tolist(), choices.tolist(), strict=True)
+        return tuple(_descend(*table) for table in tables)
+    path, length = walk_all(tokens, parents, choices, depth)
+    steps = torch.cat([length[:, None], path], dim=1).tolist()  # one copy to the host
+    return tuple(tuple(path[: count + 1]) for count, *path in steps)
+
+
+def _descend(tokens: list[int], parents: list[int], choices: list[int]) -> tuple[int, ...]:
+    rows = {edge: row for row, edge in reversed([*enumerate(zip(parents, tokens, strict=True))][1:])}
+    here: int | None = 0
+    path = []
+    while here is not None:
+        path.append(here)
+        here = rows.get((here, choices[here]))
+    return tuple(path)
+
+
+def walk_all(tokens: Tensor, parents: Tensor, choices: Tensor, depth: int) -> tuple[Tensor, Tensor]:
+    """Walk without looking at a value on the host; arguments as for `walk`.
 
     Returns:
         path [R, depth + 1]: rows visited, the root first, padded with the last one;

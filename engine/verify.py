@@ -45,9 +45,7 @@ def branches(nodes: tree.Tree, proposal: Tensor, choices: Tensor, depth: int) ->
         proposal, choices: [R, rows], rows as in `nodes`.
         depth: the deepest node's.
     """
-    path, length = tree.walk(proposal, nodes.parents, choices, depth)
-    counts = length.tolist()
-    rows = tuple(tuple(steps[: count + 1]) for steps, count in zip(path.tolist(), counts, strict=True))
+    rows = tree.walk(proposal, nodes.parents, choices, depth)
     own = choices.tolist()
     return Verdict(rows, tuple(tuple(own[r][row] for row in kept) for r, kept in enumerate(rows)))
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
-from engine.config import DEFAULT_MAX_NODES, DDTreeDraft, DFlashDraft, Draft, NoDraft, PolicyDraft
+from engine.config import BUNDLED, DEFAULT_MAX_NODES, PAIR, DDTreeDraft, DFlashDraft, Draft, NoDraft, PolicyDraft
 from engine.cost import CostTable
 from engine.drafters.base import Drafter
 from engine.drafters.ddtree import DDTreeDrafter, Fixed, Growing
@@ -18,24 +19,40 @@ from engine.model.draft import DraftModel
 
 @dataclass(frozen=True)
 class DraftKit:
-    """What drafters are made of. `layers`: as many as context KV is kept for; `rows`: as many as requests reserve."""
+    """What drafters are made of.
+
+    `model`: None on a server without speculation. `layers`: as many as context KV is kept for; `rows`: as many as
+    requests reserve; `folder`: where the model came from; `costs`: measured for trees that grow by them.
+    """
 
     model: DraftModel | None
     attention: Attention | None
     layers: int
     rows: int
+    folder: Path | None = None
     costs: CostTable | None = None
 
     def make(self, draft: Draft) -> Drafter:
         """Return the drafter that a config describes.
 
+        On a server with a draft model every drafter keeps its context KV whole, also one that never uses it: the
+        next policy may.
+
         Raises:
             ConfigError: it needs more than this server has: a drafter, layers, reserved rows, measured costs.
         """
-        if isinstance(draft, PolicyDraft):
-            entries = [self._simple(each) for _, _, each in draft.by_running]
-            return PolicyDrafter(entries, [last for _, last, _ in draft.by_running])
-        return self._simple(draft)
+        ranges = draft.by_running if isinstance(draft, PolicyDraft) else ((1, None, draft),)
+        entries = [self._simple(each) for _, _, each in ranges]
+        speculates = any(entry.taps for entry in entries)
+        if isinstance(draft, PolicyDraft) or (self.model is not None and not speculates):
+            return PolicyDrafter(entries, [last for _, last, _ in ranges], self._learner())
+        return entries[0]
+
+    def _learner(self) -> Drafter | None:
+        """Return a drafter that takes in features for whoever drafts: context KV is the same for all."""
+        if self.model is None or self.attention is None:
+            return None
+        return DFlashDrafter(self.model, self.attention, self.model.shape.block_size, self.layers)
 
     def _simple(self, draft: NoDraft | DFlashDraft | DDTreeDraft) -> Drafter:
         if isinstance(draft, NoDraft):
@@ -49,6 +66,12 @@ class DraftKit:
                 f"this server was started for {self.layers} draft layers and {self.rows} rows a round, "
                 f"the draft needs {layers} and {needed}; start it with the larger draft in its policy"
             )
+        if draft.window is not None:
+            raise ConfigError("the native engine cannot do a draft window yet; leave window out")
+        if draft.model is not None and self._another(draft.model):
+            raise ConfigError(
+                f"this server's drafter is {self.folder}, not {draft.model}; start a server with that one"
+            )
         draws = draft.sample == "probabilistic"
         chain = DFlashDrafter(
             self.model, self.attention, draft.block_size, layers, draws=draws, forced=draft.simulate_accept
@@ -60,3 +83,7 @@ class DraftKit:
         if self.costs is None:
             raise ConfigError("nodes: auto needs costs measured at start-up; start the server with it in its policy")
         return DDTreeDrafter(chain, Growing(draft.max_nodes or DEFAULT_MAX_NODES, self.costs), draft.width)
+
+    def _another(self, name: str) -> bool:
+        folder = PAIR / "draft" if name == BUNDLED else Path(name).expanduser()
+        return self.folder is None or folder.resolve() != self.folder.resolve()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from engine import sampling, tree
-from engine.cost import CostTable, best_nodes
+from engine.cost import CostTable, best_size
 from engine.drafters.base import Proposal
 from engine.drafters.dflash import DFlashDrafter
 from engine.kv_cache import KVCache, Reservation
@@ -19,9 +19,8 @@ class Fixed:
 
     nodes: int
 
-    def size(self, nodes: tree.Tree) -> int:
-        """Return the nodes to verify."""
-        return self.nodes
+    def of_round(self, requests: int) -> None:
+        """Nothing to decide."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,10 @@ class Growing:
     nodes: int  # at most
     table: CostTable
 
-    def size(self, nodes: tree.Tree) -> int:
-        """Return the nodes to verify, the same for all requests of the round."""
-        return best_nodes(nodes.log_weights, self.table)
+    def of_round(self, requests: int) -> tree.Budget:
+        """Return how many nodes each of so many requests gets."""
+        curve = self.table.curve(requests, self.nodes)
+        return lambda gains: best_size(gains, requests, curve)
 
 
 Budget = Fixed | Growing
@@ -52,8 +52,8 @@ class DDTreeDrafter:
         log_probs, tokens = self._chain.model.likeliest(hidden.flatten(0, 1), self._budget.nodes)
         depth = hidden.shape[1]
         log_probs, tokens = (part.view(roots.shape[0], depth, -1) for part in (log_probs, tokens))
-        nodes = tree.build(log_probs, tokens, self._budget.nodes, self._width)
-        nodes = nodes.cut(self._budget.size(nodes))
+        budget = self._budget.of_round(roots.shape[0])
+        nodes = tree.build(log_probs, tokens, self._budget.nodes, self._width, budget)
         rows = nodes.tokens.clone()
         rows[:, 0] = roots
         return Proposal(rows, work, depth, nodes, forced=self._chain.forced)

@@ -20,13 +20,18 @@ class PolicyDrafter:
 
     While speculation is off nobody needs the drafter's context, so the features of committed tokens pile up and
     become context KV in one product: before speculation returns, when a cache slot may change its owner, or when
-    there are many. The entries share one draft model, so one of them takes the features in for all.
+    there are many. The entries share one draft model, so one learner takes the features in for all.
     """
 
-    def __init__(self, entries: Sequence[Drafter], lasts: Sequence[int | None]) -> None:
-        """`lasts`: inclusive end of each entry's range of running requests, None for the last."""
+    def __init__(self, entries: Sequence[Drafter], lasts: Sequence[int | None], learner: Drafter | None) -> None:
+        """Delegate to `entries`.
+
+        Args:
+            lasts: inclusive end of each entry's range of running requests, None for the last.
+            learner: writes the context KV; None where no entry has a use for it.
+        """
         self._entries, self._lasts = tuple(entries), tuple(lasts)
-        self._learner = next((entry for entry in self._entries if entry.taps), None)
+        self._learner = learner
         self.rows = max(entry.rows for entry in self._entries)
         self.depth = max(entry.depth for entry in self._entries)
         self.taps = self._learner.taps if self._learner is not None else ()

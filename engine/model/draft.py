@@ -81,7 +81,8 @@ class DraftModel:
         """Return log-probabilities [N, k], descending, and target ids [N, k] of the k = min(count, vocabulary) best."""
         logits = self._head(hidden)
         best = logits.topk(min(count, logits.shape[-1]), dim=-1)
-        log_probs = best.values.double() - logits.double().logsumexp(dim=-1, keepdim=True)
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        log_probs = best.values.double() - wide.logsumexp(dim=-1, keepdim=True).double()
         return log_probs, best.indices if self._to_target is None else self._to_target[best.indices]
 
     def logits(self, hidden: Tensor) -> Tensor:

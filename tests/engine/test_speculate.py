@@ -37,21 +37,6 @@ def smoke_prompts(count: int) -> list[tuple[int, ...]]:
     return [tuple(prompt["token_ids"])[: 20 + 5 * i] for i, prompt in enumerate(texts[:count])]
 
 
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize("block", [2, 4, 8, 16])
-def test_dflash_text_equals_none_alone_and_in_a_mixed_batch(block: int, layers: int) -> None:
-    chosen = smoke_prompts(16)
-    expected = run_requests(loop_of(SMOKE / "target", {"kind": "none"}), chosen, 40).outputs
-    draft = {"kind": "dflash", "model": str(SMOKE / "draft"), "block_size": block, "layers": layers}
-    loop = loop_of(SMOKE / "target", draft)
-    assert run_requests(loop, chosen, 40).outputs == expected
-    acceptance = loop.stats().acceptance
-    assert isinstance(acceptance["accept_length"], float)
-    assert acceptance["accept_length"] > 1.2  # or the equality above tested nothing
-    for prompt, text in list(zip(chosen, expected, strict=True))[:4]:
-        assert run_requests(loop, [prompt], 40).outputs == (text,)
-
-
 @pytest.mark.parametrize("own_head", [None, 40])
 def test_random_drafter_is_lossless(own_head: int | None, pair: Path, tmp_path: Path) -> None:
     make_draft(tmp_path, pair, own_head=own_head)
@@ -175,20 +160,3 @@ def test_runs_on_cuda(pair: Path) -> None:
     loop = loop_of(pair, {"kind": "dflash", "block_size": 8})
     assert loop._engine.device.type == "cuda"
     assert run_requests(loop, chosen, 30).outputs == run_requests(loop_of(pair, {"kind": "none"}), chosen, 30).outputs
-
-
-@pytest.mark.parametrize(("nodes", "width"), [(7, None), (7, 1), (20, None), (20, 3)])
-def test_ddtree_text_equals_none_alone_and_in_a_mixed_batch(nodes: int, width: int | None) -> None:
-    chosen = smoke_prompts(16)
-    expected = run_requests(loop_of(SMOKE / "target", {"kind": "none"}), chosen, 40).outputs
-    draft = {"kind": "ddtree", "model": str(SMOKE / "draft"), "block_size": 8, "nodes": nodes, "width": width}
-    loop = loop_of(SMOKE / "target", draft)
-    assert run_requests(loop, chosen, 40).outputs == expected
-    for prompt, text in list(zip(chosen, expected, strict=True))[:4]:
-        assert run_requests(loop, [prompt], 40).outputs == (text,)
-    chain = loop_of(SMOKE / "target", {"kind": "dflash", "model": str(SMOKE / "draft"), "block_size": 8})
-    run_requests(chain, chosen, 40)
-    lengths = [each.stats().acceptance["accept_length"] for each in (loop, chain)]
-    assert all(isinstance(length, float) for length in lengths)
-    if width is None:
-        assert lengths[0] > lengths[1]  # a tree that is no better than its chain is built wrongly

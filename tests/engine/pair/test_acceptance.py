@@ -24,7 +24,7 @@ from engine.pair.card import read_result
 from engine.pair.evaluate import Plan, as_json, measure, report
 from engine.pair.modules import Drafter, Target
 from engine.pair.proof import checks
-from engine.pair.trees import best_first, tree_accepts
+from engine.pair.trees import best_ranks, tree_accepts
 from engine.pair.workload import Prompt
 
 
@@ -54,7 +54,7 @@ def verifying_loop(
     while len(ids) < len(prompt) + new:
         best = draft_logits(target, drafter, ids, block, depth).log_softmax(dim=-1).topk(max(nodes, 1))
         ranked, log_probs = best.indices.tolist(), best.values.tolist()
-        tree = {(0,) * d for d in range(1, block)} if nodes == CHAIN else set(best_first(log_probs, nodes))
+        tree = {(0,) * d for d in range(1, block)} if nodes == CHAIN else set(best_ranks(log_probs, nodes))
         path: tuple[int, ...] = ()
         rounds += 1
         while True:  # verify: the target's own choice decides where the walk goes
@@ -118,16 +118,16 @@ def brute_force_tree(log_probs: list[list[float]], nodes: int) -> set[tuple[int,
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 30))
-def test_best_first_is_the_best_set(seed: int, nodes: int) -> None:
+def test_best_ranks_are_the_best_set(seed: int, nodes: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(3, 5, generator=generator, dtype=torch.float64) * 2
     log_probs = logits.log_softmax(dim=-1).sort(dim=-1, descending=True).values.tolist()
-    assert set(best_first(log_probs, nodes)) == brute_force_tree(log_probs, nodes)
+    assert set(best_ranks(log_probs, nodes)) == brute_force_tree(log_probs, nodes)
 
 
 def test_tree_accepts_along_the_truth() -> None:
     log_probs = [[-0.1, -2.5], [-0.2, -1.8], [-0.3, -1.5]]
-    assert best_first(log_probs, 3) == [(0,), (0, 0), (0, 0, 0)]
+    assert best_ranks(log_probs, 3) == [(0,), (0, 0), (0, 0, 0)]
     assert tree_accepts(log_probs, [0, 0, 1], 3) == 2
     assert tree_accepts(log_probs, [1, 0, 0], 3) == 0
     assert tree_accepts(log_probs, [0, None, 0], 3) == 1
