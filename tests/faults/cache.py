@@ -106,4 +106,5 @@ def cancel_frees_neighbour(patch: Patches) -> None:
         original(loop, request)
         if own is not None and cache._entries:
             newest = list(cache._entries.values())[-1]
-            cache._free = sorted({*cache._free, *newest.pages} - {*own.pages})
+            others = [page for page in cache._free if page not in own.pages]
+            cache._free = [*newest.pages, *others]  # what was freed last is given first
