@@ -12,7 +12,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from engine.config import Captured, DDTreeDraft, EngineConfig
-from engine.machine import GIB, MIB, Machine, cpu_machine, detect_machine, gpu, measure_cpu
+from engine.machine import (
+    GIB,
+    MIB,
+    Machine,
+    NoAnswer,
+    cpu_machine,
+    cpu_name,
+    detect_machine,
+    gpu,
+    host_memory,
+    measure_cpu,
+    nvidia_smi,
+    usable_cores,
+    visible_gpus,
+)
 from engine.parameters import (
     Parameters,
     compute_dtype,
@@ -56,6 +70,7 @@ __all__ = [
     "Machine",
     "MemoryEstimate",
     "ModelShape",
+    "NoAnswer",
     "Parameters",
     "Refusal",
     "RoundEstimate",
@@ -64,6 +79,7 @@ __all__ = [
     "check",
     "compute_dtype",
     "cpu_machine",
+    "cpu_name",
     "detect_machine",
     "draft_at",
     "draft_parameters",
@@ -71,17 +87,21 @@ __all__ = [
     "expected_accept_length",
     "gpu",
     "headroom",
+    "host_memory",
     "kv_bytes_per_token",
     "kv_dtype",
     "max_len",
     "measure_cpu",
     "memory",
+    "nvidia_smi",
     "page_size",
     "parameters",
     "prefill_chunk",
     "read_draft_shape",
     "read_shape",
     "round_time",
+    "usable_cores",
+    "visible_gpus",
 ]
 
 KV_FRACTION = {"cuda": 0.85, "cpu": 0.25}  # a CPU serves other programs too

@@ -14,14 +14,14 @@ import platform
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol, TypeVar
 
 import psutil
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, EngineError
 
 GIB = 2**30
 MIB = 2**20
@@ -200,42 +200,70 @@ class _Gpu:
     memory: int
 
 
-def _parse_gpus(text: str) -> list[_Gpu]:
-    """Read `nvidia-smi --query-gpu=index,uuid,name,memory.total --format=csv,noheader,nounits`."""
-    gpus = []
-    for row in csv.reader(io.StringIO(text), skipinitialspace=True):
-        if len(row) == 4 and row[3].strip().isdigit():
-            gpus.append(_Gpu(row[0].strip(), row[1].strip(), row[2].strip(), int(row[3]) * MIB))
-    return gpus
+class Listed(Protocol):
+    """A GPU as nvidia-smi lists it."""
+
+    @property
+    def index(self) -> int | str: ...
+
+    @property
+    def uuid(self) -> str: ...
 
 
-def _visible(gpus: list[_Gpu], environ: Mapping[str, str]) -> list[_Gpu]:
+AnyGpu = TypeVar("AnyGpu", bound=Listed)
+
+
+def visible_gpus(gpus: Sequence[AnyGpu], environ: Mapping[str, str] = os.environ) -> list[AnyGpu]:
     """Keep what CUDA_VISIBLE_DEVICES leaves, in its order; an unknown entry ends the list, as in CUDA."""
     asked = environ.get("CUDA_VISIBLE_DEVICES")
     if asked is None:
-        return gpus
-    kept: list[_Gpu] = []
+        return list(gpus)
+    kept: list[AnyGpu] = []
     for word in (part.strip() for part in asked.split(",")):
-        match = [g for g in gpus if word and (g.index == word or g.uuid.startswith(word))]
+        match = [g for g in gpus if word and (str(g.index) == word or g.uuid.startswith(word))]
         if not match:
             break
         kept.append(match[0])
     return kept
 
 
-def _query_gpus() -> tuple[list[_Gpu], str | None]:
-    """Return the GPUs that nvidia-smi lists, and why there are none when it exists but fails."""
+class NoAnswer(EngineError):
+    """nvidia-smi is there and does not answer."""
+
+
+def nvidia_smi(query: str, seconds: float = NVIDIA_SMI_SECONDS) -> list[list[str]] | None:
+    """Return the cells of `nvidia-smi QUERY` by row; None on a machine without nvidia-smi.
+
+    Raises:
+        NoAnswer: it fails, or does not answer in time.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
-        return [], None
-    argv = [program, "--query-gpu=index,uuid,name,memory.total", "--format=csv,noheader,nounits"]
+        return None
+    argv = [program, query, "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"nvidia-smi did not answer: {error}"
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswer(f"nvidia-smi did not answer in {seconds:.0f} s: a GPU or the driver hangs") from error
+    except OSError as error:
+        raise NoAnswer(f"nvidia-smi could not be run: {error}") from error
     if done.returncode:
-        return [], f"nvidia-smi failed ({done.returncode}): {' '.join((done.stdout + done.stderr).split())}"
-    return _parse_gpus(done.stdout), None
+        words = " ".join((done.stdout + done.stderr).split())
+        if "no devices were found" in words.lower():
+            return []
+        raise NoAnswer(f"nvidia-smi failed ({done.returncode}): {words[:200]}")
+    rows = csv.reader(io.StringIO(done.stdout), skipinitialspace=True)
+    return [[cell.strip() for cell in row] for row in rows]
+
+
+def _query_gpus() -> tuple[list[_Gpu], str | None]:
+    """Return the GPUs that nvidia-smi lists, and why there are none when it exists but fails."""
+    try:
+        rows = nvidia_smi("--query-gpu=index,uuid,name,memory.total")
+    except NoAnswer as error:
+        return [], str(error)
+    found = [row for row in rows or [] if len(row) == 4 and row[3].isdigit()]
+    return [_Gpu(index, uuid, name, int(memory) * MIB) for index, uuid, name, memory in found], None
 
 
 def detect_machine(kind: Literal["auto", "cpu", "cuda"] = "auto", environ: Mapping[str, str] = os.environ) -> Machine:
@@ -247,7 +275,7 @@ def detect_machine(kind: Literal["auto", "cpu", "cuda"] = "auto", environ: Mappi
     if kind == "cpu":
         return cpu_machine()
     listed, trouble = _query_gpus()
-    gpus = _visible(listed, environ)
+    gpus = visible_gpus(listed, environ)
     if not gpus:
         if kind == "cuda":
             raise ConfigError(f"no visible NVIDIA GPU ({trouble or 'see nvidia-smi and CUDA_VISIBLE_DEVICES'})")

@@ -16,9 +16,10 @@ from rich.table import Table
 from engine.backends import commands_file, load_commands
 from engine.config import PAIR
 from engine.errors import EngineError
+from engine.estimate import cpu_name, host_memory, usable_cores
 from tuner.errors import TunerError
 from tuner.leases import foreign_use, fresh_port, held_locks, runtime_folder
-from tuner.machine import cpu_name, free_bytes, look_at_gpus, memory_bytes, usable_cores
+from tuner.machine import free_bytes, look_at_gpus
 from tuner.provenance import package_version
 from tuner.supervise import supervise
 from tuner.trial import LEAST_DISK
@@ -99,7 +100,7 @@ def _pair() -> tuple[Verdict, str]:
 
 def _processor() -> tuple[Verdict, str]:
     cores = usable_cores()
-    text = f"{cpu_name()}, {cores} cores, {memory_bytes() / GIB:.1f} GiB"
+    text = f"{cpu_name()}, {cores} cores, {host_memory() / GIB:.1f} GiB"
     if cores < 2:
         return "note", f"{text}: server and load generator share one core, so expect noise"
     return "ok", text

@@ -12,7 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tuner.machine import MachineError, cpu_name, look_at_gpus, memory_bytes, usable_cores
+from engine.estimate import cpu_name, host_memory, usable_cores
+from tuner.machine import MachineError, look_at_gpus
 
 SCHEMA = 1
 REDACTED = "[redacted]"
@@ -41,7 +42,7 @@ def collect(argv: Sequence[str], seed: int, environ: Mapping[str, str] = os.envi
     machine = {
         "cpu": cpu_name(),
         "cores": usable_cores(),
-        "memory_bytes": memory_bytes(),
+        "memory_bytes": host_memory(),
         "gpus": gpus,
         "driver": driver,
         "gpu_trouble": trouble,
