@@ -42,7 +42,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-PROOFS := pair engine main
+PROOFS := pair engine main load
 .PHONY: $(addprefix proof-,$(PROOFS))
 
 proof-pair: $(VENV)/.dev
@@ -53,6 +53,9 @@ proof-engine: $(VENV)/.dev
 
 proof-main: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.proof main
+
+proof-load: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.proof load
 
 clean:
 	rm -rf .build .pytest_cache .mypy_cache .ruff_cache .hypothesis
