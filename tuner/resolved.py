@@ -11,11 +11,20 @@ OPEN = (None, "auto")
 
 
 def silent_changes(asked: Mapping[str, Any], resolved: Mapping[str, Any]) -> list[str]:
-    """Return one line per value that was asked for and is not what runs.
+    """Return one line per value that was asked for, or pinned by the backend, and is not what runs.
 
-    `auto` and null leave the choice to the server; what it does not report cannot be judged.
+    `auto` and null leave the choice to the server; what it does not report cannot be judged. `resolved.pins` holds
+    the pins that did not hold.
     """
-    return list(_changes(asked, resolved, ""))
+    return [*_changes(asked, resolved, ""), *_pins(resolved.get("pins"))]
+
+
+def _pins(broken: Any) -> Iterator[str]:
+    if not isinstance(broken, Mapping):
+        return
+    for name, pin in broken.items():
+        if isinstance(pin, Mapping):
+            yield f"{name}: pinned to {pin.get('pinned')!r}, runs {pin.get('runs')!r}"
 
 
 def _changes(asked: Any, runs: Any, path: str) -> Iterator[str]:

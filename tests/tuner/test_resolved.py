@@ -55,3 +55,9 @@ def test_a_value_that_was_asked_for_and_does_not_run_is_named(wanted: Any, runs:
     for part in runs.get("draft", {}).get("by_running", []):
         part[2].setdefault("kind", "none")
     assert silent_changes(asked(**wanted), runs) == [line]
+
+
+def test_a_broken_pin_is_named() -> None:
+    resolved = {"pins": {"min_free_slots_delay": {"pinned": 1, "runs": 3}}}
+    assert silent_changes(asked(), resolved) == ["min_free_slots_delay: pinned to 1, runs 3"]
+    assert silent_changes(asked(), {"pins": {}}) == []
