@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,24 @@ def bundled_prompts() -> list[tuple[int, ...]]:
     from engine.pair.workload import load_workload
 
     return [tuple(prompt.token_ids) for prompt in load_workload()]
+
+
+def greedy_by_transformers(model: Any, prompt: Sequence[int], tokens: int) -> list[int]:
+    """Return what Transformers' `generate` appends: exactly `tokens` tokens, no end of text before."""
+    import torch
+
+    inputs = torch.tensor([list(prompt)])
+    with torch.inference_mode():
+        text: list[int] = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            min_new_tokens=tokens,
+            max_new_tokens=tokens,
+            do_sample=False,
+            pad_token_id=0,
+            eos_token_id=None,
+        )[0].tolist()
+    return text[len(prompt) :]
 
 
 def command_line() -> list[str]:

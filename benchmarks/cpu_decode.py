@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import RESULTS, bundled_prompts, write
+from benchmarks.common import RESULTS, bundled_prompts, greedy_by_transformers, write
 from engine.bench import run_requests
 from engine.config import EngineConfig, target_folder
 from engine.loop import Loop
@@ -41,17 +41,8 @@ def transformers_arm(target: str, threads: int) -> Arm:
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
-            inputs = torch.tensor([prompt])
             began = time.perf_counter()
-            with torch.inference_mode():
-                model.generate(
-                    inputs,
-                    attention_mask=torch.ones_like(inputs),
-                    min_new_tokens=tokens,
-                    max_new_tokens=tokens,
-                    do_sample=False,
-                    pad_token_id=0,
-                )
+            greedy_by_transformers(model, prompt, tokens)
             return time.perf_counter() - began
         finally:
             torch.set_num_threads(before)

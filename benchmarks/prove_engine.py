@@ -11,22 +11,15 @@ from typing import Any
 
 import torch
 
-from benchmarks.common import bundled_prompts
+from benchmarks.common import bundled_prompts, greedy_by_transformers
+from benchmarks.decoding import loop_of
 from engine.bench import run_requests
-from engine.config import BUNDLED, EngineConfig, bundled, target_folder
-from engine.loop import Loop
-from engine.runtime import build, resolve
+from engine.config import BUNDLED, bundled, target_folder
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = (2, 4, 6, 8, 12, 16)
 DEPTHS = (1, 2, 3, 4)
 TOKENS = 64
-
-
-def loop_of(draft: dict[str, Any], dtype: str = "float32") -> Loop:
-    """Return a loop on the bundled pair."""
-    document = {"model": {"target": BUNDLED, "dtype": dtype}, "draft": draft}
-    return Loop(build(resolve(EngineConfig.model_validate(document))))
 
 
 def mixed(count: int) -> list[tuple[int, ...]]:
@@ -40,20 +33,10 @@ def equals_transformers() -> dict[str, Any]:
 
     model = AutoModelForCausalLM.from_pretrained(target_folder(bundled()), dtype=torch.float32).eval()
     prompts = bundled_prompts()[:20]
-    loop = loop_of({"kind": "none"})
+    loop = loop_of(BUNDLED, {"kind": "none"})
     made = run_requests(loop, prompts[:16], TOKENS).outputs + run_requests(loop, prompts[16:], TOKENS).outputs
     for prompt, text in zip(prompts, made, strict=True):
-        inputs = torch.tensor([prompt])
-        with torch.inference_mode():
-            expected = model.generate(
-                inputs,
-                attention_mask=torch.ones_like(inputs),
-                min_new_tokens=TOKENS,
-                max_new_tokens=TOKENS,
-                do_sample=False,
-                pad_token_id=0,
-                eos_token_id=None,
-            )[0, len(prompt) :].tolist()
+        expected = greedy_by_transformers(model, prompt, TOKENS)
         assert list(text) == expected, f"prompt {prompt[:8]}… differs from Transformers"
     return {"prompts": len(prompts), "tokens": TOKENS}
 
@@ -61,10 +44,10 @@ def equals_transformers() -> dict[str, Any]:
 def dflash_equals_none() -> dict[str, Any]:
     """Every block × depth in float32: 16 mixed lengths in one batch, and alone."""
     prompts = mixed(16)
-    expected = run_requests(loop_of({"kind": "none"}), prompts, TOKENS).outputs
+    expected = run_requests(loop_of(BUNDLED, {"kind": "none"}), prompts, TOKENS).outputs
     lengths = {}
     for block, depth in itertools.product(BLOCKS, DEPTHS):
-        loop = loop_of({"kind": "dflash", "block_size": block, "layers": depth})
+        loop = loop_of(BUNDLED, {"kind": "dflash", "block_size": block, "layers": depth})
         assert run_requests(loop, prompts, TOKENS).outputs == expected, f"block {block} depth {depth}: batch differs"
         for prompt, text in zip(prompts, expected, strict=True):
             alone = run_requests(loop, [prompt], TOKENS).outputs[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 
 import pytest
 import torch
@@ -10,31 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from engine import sampling, verify
+from benchmarks.decoding_sampling import METHODS, Reference, definition, holm, p_value, through_the_engine, verify_alone
+from engine import sampling
 from engine.bench import run_requests
 from engine.loop import Loop
 from engine.request import GREEDY, Request, Sampling
 from tests.engine.test_speculate import SMOKE, loop_of, smoke_prompts
+from tests.faults.fault import Fault
+from tests.faults.sampling import draft_probability_missing, residual_not_renormalised, temperature_high
 
 CPU = torch.device("cpu")
 
 
-def naive(logits: list[float], how: Sampling) -> list[float]:
-    """The definition, one token at a time."""
-    if how.greedy:
-        best = max(range(len(logits)), key=logits.__getitem__)
-        return [float(token == best) for token in range(len(logits))]
-    top = max(logits)
-    weights = [math.exp((score - top) / how.temperature) for score in logits]
-    order = sorted(range(len(logits)), key=lambda token: -weights[token])
-    kept = order[: how.top_k] if how.top_k else order
-    total, mass, chosen = sum(weights[token] for token in kept), 0.0, []
-    for token in kept:
-        if chosen and mass >= how.top_p * total:
-            break
-        chosen.append(token)
-        mass += weights[token]
-    return [weights[token] / mass if token in chosen else 0.0 for token in range(len(logits))]
+def name_of(fault: Fault) -> str:
+    return fault.name
 
 
 HOW = st.builds(
@@ -52,8 +41,8 @@ def test_distribution_equals_the_definition(requests: list[Sampling], seed: int)
     found = sampling.distribution(logits, sampling.Batch.of(requests, CPU))
     for r, how in enumerate(requests):
         for row in range(2):
-            expected = naive(logits[r, row].double().tolist(), how)
-            assert torch.allclose(found[r, row], torch.tensor(expected, dtype=torch.float64), atol=1e-9)
+            expected = torch.from_numpy(definition(logits[r, row].numpy(), how))
+            assert torch.allclose(found[r, row], expected, atol=1e-9)
 
 
 @settings(max_examples=200, deadline=None)
@@ -75,68 +64,39 @@ def test_uniform_is_uniform_and_each_stream_its_own() -> None:
     assert abs(torch.corrcoef(torch.stack([s.flatten() for s in streams]))[0, 1]) < 0.02
 
 
-def draws_of(
-    setting: Sampling, draws: int, method: str, temperature_error: float = 1.0
-) -> tuple[torch.Tensor, list[float]]:
-    """Tokens that verification yields at the first drafted position over `draws` seeds, and their true distribution."""
-    generator = torch.Generator().manual_seed(11)
-    vocab, rows = 8, 3
-    target = torch.randn(1, rows, vocab, generator=generator) * 2
-    draft = target[:, :-1] + torch.randn(1, rows - 1, vocab, generator=generator) * 1.5
-    batch = sampling.Batch.of(
-        [Sampling(setting.temperature, setting.top_k, setting.top_p, s) for s in range(draws)], CPU
-    )
-    warm = sampling.Batch.of(
-        [Sampling(setting.temperature * temperature_error, setting.top_k, setting.top_p, s) for s in range(draws)], CPU
-    )
-    positions = torch.arange(10, 10 + rows).expand(draws, -1)
-    seeds = batch.seed[:, None]
-    logits = target.expand(draws, -1, -1)
-    if method == "drawn":
-        q = sampling.distribution(draft.expand(draws, -1, -1), batch)
-        drafted = sampling.invert(q, sampling.uniform(seeds, positions[:, 1:], sampling.DRAFT))
-        proposal = torch.cat([drafted.new_zeros((draws, 1)), drafted], dim=1)
-        verdict = verify.rejection(
-            proposal,
-            q,
-            sampling.distribution(logits, warm),
-            sampling.uniform(seeds, positions[:, 1:], sampling.ACCEPT),
-            sampling.uniform(seeds, positions + 1, sampling.TARGET),
-        )
-    else:
-        best = draft.argmax(dim=-1).expand(draws, -1)
-        proposal = torch.cat([best.new_zeros((draws, 1)), best], dim=1)
-        verdict = verify.chain(proposal, sampling.choose(logits, positions + 1, warm))
-    first = torch.tensor([tokens[0] for tokens in verdict.tokens])
-    return first, naive(target[0, 0].double().tolist(), setting)
-
-
-def p_value(first: torch.Tensor, expected: list[float]) -> float:
-    """Chi-square of the draws against the distribution; a token without mass is refuted at once."""
-    counts = torch.bincount(first, minlength=len(expected)).tolist()
-    if any(count and not mass for count, mass in zip(counts, expected, strict=True)):
-        return 0.0
-    kept = [(count, mass) for count, mass in zip(counts, expected, strict=True) if mass > 0]
-    if len(kept) == 1:
-        return 1.0
-    observed, masses = zip(*kept, strict=True)
-    return float(stats.chisquare(observed, [mass * len(first) for mass in masses]).pvalue)
-
-
 SETTINGS = [Sampling(1.0), Sampling(0.7), Sampling(1.3, top_k=3), Sampling(1.0, top_p=0.8), Sampling(0.9, 4, 0.9)]
 
 
-@pytest.mark.parametrize("method", ["likeliest", "drawn"])
-@pytest.mark.parametrize("setting", SETTINGS, ids=str)
-def test_verification_draws_from_the_target(setting: Sampling, method: str) -> None:
-    first, expected = draws_of(setting, 20_000, method)
-    assert p_value(first, expected) > 0.001 / (2 * len(SETTINGS))
+def test_verification_draws_two_tokens_as_the_target_does() -> None:
+    """Joint cells of consecutive tokens, for every setting and way of drafting; `make proof-decoding` draws more."""
+    found = {(s, m): verify_alone(s, m, 10_000) for s, m in itertools.product(SETTINGS, METHODS)}
+    assert not holm([p for p, _ in found.values()])
+    assert min(length for _, length in found.values()) > 1.1
 
 
-@pytest.mark.parametrize("method", ["likeliest", "drawn"])
-def test_a_wrong_temperature_is_seen(method: str) -> None:
-    first, expected = draws_of(Sampling(1.0), 100_000, method, temperature_error=1.05)
-    assert p_value(first, expected) < 1e-6
+@pytest.mark.parametrize("fault", [temperature_high, residual_not_renormalised, draft_probability_missing], ids=name_of)
+def test_a_mistake_in_sampling_is_seen(fault: Fault) -> None:
+    with fault.applied():
+        assert verify_alone(Sampling(1.0), "drawn", 30_000)[0] < 1e-6
+
+
+def test_the_engine_draws_three_tokens_as_transformers_says() -> None:
+    """Speculative sampling through the whole engine; nothing outside top-k and top-p."""
+    prompt, how, draws = smoke_prompts(1)[0][:12], Sampling(1.0, 12, 0.95), 1500
+    draft = {"kind": "dflash", "model": str(SMOKE / "draft"), "block_size": 4, "sample": "probabilistic"}
+    loop = loop_of(SMOKE / "target", draft, memory={"max_running": 50})
+    made = through_the_engine(loop, prompt, how, draws)
+    reference = Reference(SMOKE / "target", prompt)
+    assert p_value(made, reference.cells(how, 3, 5 / draws)) > 0.001
+    assert reference.outside(made, how) == 0
+
+
+def test_any_temperature_that_is_not_zero_draws() -> None:
+    """Not even the smallest is taken for greedy decoding, or for temperature 1."""
+    logits = torch.tensor([[[0.0, 1.0, 1.0]]])
+    for temperature in (5e-324, 1e-50, 1e-9):
+        found = sampling.distribution(logits, sampling.Batch.of([Sampling(temperature)], CPU))
+        assert found.tolist() == [[[0.0, 0.5, 0.5]]]
 
 
 def sampled(loop: Loop, prompts: list[tuple[int, ...]], hows: list[Sampling]) -> list[tuple[int, ...]]:
