@@ -42,7 +42,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-PROOFS := pair engine main load
+PROOFS := pair engine main load lifecycle
 .PHONY: $(addprefix proof-,$(PROOFS))
 
 proof-pair: $(VENV)/.dev
@@ -56,6 +56,9 @@ proof-main: $(VENV)/.dev
 
 proof-load: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.proof load
+
+proof-lifecycle: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.proof lifecycle
 
 clean:
 	rm -rf .build .pytest_cache .mypy_cache .ruff_cache .hypothesis

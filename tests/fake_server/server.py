@@ -209,11 +209,11 @@ class Stream:
             self.writer.write(framed)
 
 
-def spawn_children(plan: dict[str, Any]) -> None:
-    """Leave processes that a careless stop would miss: one in a new session, one orphaned by a double fork."""
+def spawn_children(plan: dict[str, Any], mark: str) -> None:
+    """Leave processes that a careless stop would miss: in a new session without environment, and a double fork's."""
     if plan["children"]:
-        sleeper = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
-        subprocess.Popen(sleeper, start_new_session=True)
+        sleeper = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)", mark]
+        subprocess.Popen(sleeper, start_new_session=True, env={})
         if os.fork() == 0:
             subprocess.Popen(sleeper, start_new_session=True)
             os._exit(0)
@@ -244,7 +244,7 @@ def main() -> None:
     path, model, _, host, _, port = sys.argv[1:]
     with open(path, encoding="utf-8") as file:
         plan = json.load(file)
-    spawn_children(plan)
+    spawn_children(plan, path)
     if plan["daemon"]:
         become_daemon()
     for _ in range(0, plan["chatter_bytes"], 2**20):

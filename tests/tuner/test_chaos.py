@@ -2,82 +2,61 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 from tests.fake_server.plan import Plan
+from tests.tuner.rounds import (
+    VICTIMS,
+    Scene,
+    everyone_below,
+    finished,
+    kill_and_resume,
+    kill_round,
+    playing,
+)
 from tests.tuner.running import FAKE_WORKER, alive, make_spec, wait_until
 from tuner.executors.local import LocalExecutor
 from tuner.leases import held_locks
 from tuner.records import Event, TrialRecord
 
-CONTROLLER = Path(__file__).parent / "controller.py"
-LONG = {"window": 600.0, "limits": {"stop_s": 2.0}}
-
-
-class Scene:
-    """A controller with a trial under load, and everybody in it."""
-
-    def __init__(self, controller: subprocess.Popen[str], output: Path) -> None:
-        self.controller = controller
-        self._output = output
-
-    def events(self) -> list[Event]:
-        lines = self._output.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [Event.model_validate_json(line) for line in lines if line.endswith("\n")]
-
-    def people(self) -> dict[str, int]:
-        """Return pids by what they are: dog and inner dog are the watchdogs of worker and server."""
-        found: dict[str, int] = {"controller": self.controller.pid}
-        for process in psutil.Process(self.controller.pid).children(recursive=True):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                words = " ".join(process.cmdline())
-                script = next((word for word in process.cmdline()[1:] if word.endswith(".py")), None)
-                if script is None:
-                    continue  # a child of the fake server
-                name = {"watchdog.py": "dog", "worker.py": "worker", "server.py": "server"}[Path(script).name]
-                found["inner " + name if name == "dog" and "server.py" in words else name] = process.pid
-        return found
-
-    def wait_for(self, stage: str) -> dict[str, int]:
-        wait_until(lambda: any(e.stage == stage for e in self.events()), f"stage {stage}")
-        if stage == "load":
-            wait_until(lambda: len(self.people()) == 5, "five processes")
-        return self.people()
+LONG: dict[str, Any] = {"window": 600.0, "limits": {"stop_s": 2.0}}
 
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    spec = make_spec(tmp_path, Plan(children=True, start_s=0.3), **LONG)
-    (tmp_path / "spec.json").write_text(spec.model_dump_json(), encoding="utf-8")
-    with (tmp_path / "out").open("w") as out:
-        command = [sys.executable, str(CONTROLLER), str(tmp_path / "spec.json")]
-        with subprocess.Popen(command, stdout=out, text=True, start_new_session=True) as controller:
-            yield Scene(controller, tmp_path / "out")
-            controller.kill()
+    with playing(tmp_path, Plan(children=True, start_s=0.3), **LONG) as scene:
+        yield scene
 
 
-def everyone_below(pid: int) -> list[int]:
-    return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
+def wait_for(scene: Scene, stage: str) -> dict[str, int]:
+    wait_until(lambda: any(event.stage == stage for event in scene.events()), f"stage {stage}", 60)
+    if stage == "load":
+        wait_until(lambda: set(scene.people()) == set(VICTIMS), "everybody is there", 60)
+    return scene.people()
+
+
+def everyone(scene: Scene) -> list[int]:
+    return [scene.controller.pid, *everyone_below(scene.controller.pid)]
 
 
 def nothing_is_left(pids: list[int]) -> None:
-    wait_until(lambda: not [pid for pid in pids if alive(pid)], "every process is gone", deadline=10)
-    wait_until(lambda: held_locks() == (), "every lease is free", deadline=10)
+    wait_until(lambda: not [pid for pid in pids if alive(pid)], "every process is gone", deadline=30)
+    wait_until(lambda: held_locks() == (), "every lease is free", deadline=30)
 
 
 @pytest.mark.parametrize("stage", ["launch", "load"])
 def test_kill_9_of_the_controller_leaves_nothing(scene: Scene, stage: str) -> None:
-    scene.wait_for(stage)
-    pids = everyone_below(scene.controller.pid)
+    wait_for(scene, stage)
+    pids = everyone(scene)
     os.kill(scene.controller.pid, signal.SIGKILL)
     scene.controller.wait()
     nothing_is_left(pids)
@@ -85,8 +64,8 @@ def test_kill_9_of_the_controller_leaves_nothing(scene: Scene, stage: str) -> No
 
 @pytest.mark.parametrize("victim", ["dog", "worker", "inner dog", "server"])
 def test_kill_9_of_anybody_else_fails_the_trial_and_leaves_nothing(scene: Scene, victim: str) -> None:
-    people = scene.wait_for("load")
-    pids = everyone_below(scene.controller.pid)
+    people = wait_for(scene, "load")
+    pids = everyone(scene)
     os.kill(people[victim], signal.SIGKILL)
     assert scene.controller.wait(timeout=60) == 0
     nothing_is_left(pids)
@@ -102,12 +81,31 @@ def test_kill_9_of_anybody_else_fails_the_trial_and_leaves_nothing(scene: Scene,
 )
 def test_ctrl_c_ends_cleanly(scene: Scene, stage: str, number: int) -> None:
     """SIGTERM ends the controller without any goodbye; Ctrl-C lets it leave its blocks."""
-    scene.wait_for(stage)
-    pids = everyone_below(scene.controller.pid)
+    wait_for(scene, stage)
+    pids = everyone(scene)
     os.killpg(scene.controller.pid, number)
     status = scene.controller.wait(timeout=60)
     assert status == (130 if number == signal.SIGINT else -signal.SIGTERM)
     nothing_is_left(pids)
+
+
+@pytest.mark.parametrize("victim", ["tuner", "worker", "grandchild"])
+def test_a_kill_at_a_random_moment_leaves_nothing(tmp_path: Path, victim: str) -> None:
+    chance = random.Random(victim)
+    for number in range(20):
+        (folder := tmp_path / str(number)).mkdir()
+        if (played := kill_round(folder, chance, victim, patience=30.0)) is not None:
+            assert played.clean, played
+            return
+    raise AssertionError("twenty trials ended before their moment came")
+
+
+def test_a_search_that_is_killed_and_resumed_comes_to_the_same(tmp_path: Path) -> None:
+    for name in ("undisturbed", "killed"):
+        (tmp_path / name).mkdir()
+    result = kill_and_resume(tmp_path / "killed", random.Random(3), finished(tmp_path / "undisturbed"), most=2)
+    assert result.clean, result
+    assert result.kills >= 1
 
 
 # --- the executor in this process ---
@@ -134,7 +132,7 @@ def test_leaving_early_ends_the_trial(tmp_path: Path) -> None:
             for event in events:
                 if event.level is not None:
                     break
-            pids = everyone_below(os.getpid())[1:]
+            pids = everyone_below(os.getpid())
             assert len(pids) >= 4
         assert [pid for pid in pids if alive(pid)] == []
     assert held_locks() == ()
