@@ -42,7 +42,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-PROOFS := pair engine main load lifecycle
+PROOFS := pair engine main decoding load lifecycle
 .PHONY: $(addprefix proof-,$(PROOFS))
 
 proof-pair: $(VENV)/.dev
@@ -53,6 +53,9 @@ proof-engine: $(VENV)/.dev
 
 proof-main: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.proof main
+
+proof-decoding: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.proof decoding
 
 proof-load: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.proof load

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import statistics
@@ -15,6 +14,7 @@ from typing import Any
 
 from benchmarks.common import RESULTS, bundled_prompts, write
 from benchmarks.decoding import Case, Outcome, decode, differences, in_batches, loop_of, pairwise
+from benchmarks.decoding_gate import gate_step
 from benchmarks.decoding_sampling import METHODS, Reference, holm, p_value, through_the_engine, verify_alone
 from engine.bench import DECODE_CONCURRENCY, bench, decode_configs, run_requests
 from engine.config import BUNDLED, EngineConfig
@@ -250,14 +250,6 @@ def unit_tests() -> dict[str, Any]:
     return {"pytest": last}
 
 
-def gate_steps() -> dict[str, Step]:
-    """Return the parity gate's steps, where its benchmark is there."""
-    if importlib.util.find_spec("benchmarks.decoding_gate") is None:
-        return {}
-    steps: dict[str, Step] = importlib.import_module("benchmarks.decoding_gate").gate_steps()
-    return steps
-
-
 STEPS: dict[str, Step] = {
     "unit tests": unit_tests,
     **{f"greedy, block {block}": partial(greedy, block) for block in BLOCKS},
@@ -268,5 +260,5 @@ STEPS: dict[str, Step] = {
     "sampled, mutations": mutations,
     **{f"nodes: auto, {count} requests": partial(growing, count) for count in REPEATS},
     "decode bench": decode_bench,
-    **gate_steps(),
+    "parity gate": gate_step,
 }
