@@ -89,6 +89,36 @@ def test_speculation_changes_nothing_but_the_time(plain: Served, drafted: Served
     assert [ids(each) for each in speculative] == [ids(each) for each in together]
 
 
+def ending(answer: bytes) -> tuple[str, list[int], str | None, int]:
+    """Return what a client reads of an answer: text, token ids, finish reason, counted tokens."""
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), answer
+    documents = events(rest) if b"text/event-stream" in head else [json.loads(rest)]
+    choices = [choice for document in documents for choice in document["choices"]]
+    finish = [choice["finish_reason"] for choice in choices if choice["finish_reason"]]
+    usage = [document["usage"] for document in documents if document.get("usage")]
+    assert len(finish) == len(usage) == 1
+    text = "".join(choice["text"] for choice in choices)
+    return text, [t for choice in choices for t in choice["token_ids"]], finish[0], usage[0]["completion_tokens"]
+
+
+def test_stops_inside_a_block_are_those_of_plain_decoding(plain: Served, drafted: Served) -> None:
+    """Stop strings from everywhere in the text, max_tokens at every offset, eos heeded; streamed and whole."""
+    text = ending(asyncio.run(answers(plain.port, [body(PROMPTS[0])]))[0])[0]
+    stops = [text[start : start + length] for start in range(0, len(text) - 6, 7) for length in (1, 6)]
+    wishes: list[dict[str, Any]] = [{"stop": stop} for stop in stops]
+    wishes += [{"max_tokens": count} for count in range(1, 12)]
+    wishes += [{"stop": stops[3:9], "max_tokens": count, "ignore_eos": False} for count in (3, 20, 4000)]
+    found = []
+    for served, stream in ((plain, False), (drafted, False), (drafted, True)):
+        extra = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+        bodies = [body(PROMPTS[0], **wish, **extra) for wish in wishes]
+        found.append([ending(answer) for answer in asyncio.run(answers(served.port, bodies))])
+    assert found[0] == found[1] == found[2]
+    assert {finish for _, _, finish, _ in found[0]} == {"stop", "length"}
+    assert all(stop not in each[0] for stop, each in zip(stops, found[0], strict=False))
+
+
 def test_counters(drafted: Served) -> None:
     with drafted.client() as client:
         before = client.get("/server_info").json()
@@ -173,6 +203,12 @@ def test_the_draft_of_a_running_server_is_swapped(drafted: Served) -> None:
         assert client.get("/server_info").json()["config"]["draft"]["kind"] == "policy"
         assert ids(asyncio.run(answers(drafted.port, [body(PROMPTS[0])]))[0]) == expected
         assert client.get("/server_info").json()["policy_entry"] == 0
+        assert client.post("/policy", json={"kind": "none"}).status_code == 200  # and back, its draft KV whole
+        assert ids(asyncio.run(answers(drafted.port, [body(PROMPTS[0])]))[0]) == expected
+        assert client.get("/server_info").json()["policy_entry"] is None
+        for wrong in ({"window": 8}, {"model": "elsewhere"}, {"layers": 9}):
+            refused = client.post("/policy", json={"kind": "dflash", "block_size": 4, **wrong})
+            assert refused.status_code in (400, 409), refused.text
         too_long = client.post("/policy", json={"kind": "dflash", "block_size": 64})
         assert (too_long.status_code, too_long.json()["error"]["type"]) == (409, "conflict")
         assert client.post("/policy", content=b"{}").status_code == 415
