@@ -23,14 +23,16 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def label(config: Mapping[str, Any], searched: Iterable[str]) -> str:
     """Return what sets a configuration apart: its draft, then the other searched paths.
 
-    `dflash block_size=8 layers=2`, `none graphs=captured`.
+    `dflash block_size=8 layers=2`, `none graphs=captured`, `policy 1–4: dflash(8), 5+: none`.
     """
     flat = flatten(config)
     words = [draft_kind(config)]
     for path in searched:
         if path in ("draft.kind", "draft"):
             continue
-        if path in flat:
+        if path == "draft.by_running" and path in flat:
+            words.append(_ranges(flat[path]))
+        elif path in flat:
             words.append(f"{path.rsplit('.', 1)[-1]}={plain(flat[path])}")
         elif f"{path}.kind" in flat:
             words.append(f"{path}={_group(flat, path)}")
@@ -64,6 +66,16 @@ def _group(flat: Mapping[str, Any], path: str) -> str:
     inner = [plain(v) for p, v in flat.items() if p.startswith(f"{path}.") and p != f"{path}.kind" and v is not None]
     kind = str(flat[f"{path}.kind"])
     return f"{kind}({', '.join(inner)})" if inner else kind
+
+
+def _ranges(by_running: Any) -> str:
+    """Return a policy's table: which draft for how many running requests."""
+    parts = []
+    for first, last, draft in by_running:
+        own = [plain(v) for k, v in draft.items() if k not in ("kind", "model") and v is not None and v != "greedy"]
+        running = f"{first}+" if last is None else f"{first}–{last}"
+        parts.append(f"{running}: {draft['kind']}" + (f"({', '.join(own)})" if own else ""))
+    return ", ".join(parts)
 
 
 def plain(value: Any) -> str:
