@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tuner.dashboard.state import state_of
 from tuner.dashboard.study import Change, StudyReader
 from tuner.dashboard.tail import open_plain
 from tuner.dashboard.timeline import Timeline, busy_seconds, from_record, lanes
-from tuner.dashboard.trials import digits, domain_json, open_trial, params, short, trial_json
+from tuner.dashboard.trials import digits, domain_json, open_trial, short, trial_json
 from tuner.errors import StudyError
 from tuner.export.launch_file import serve_command
 from tuner.labels import flatten
@@ -23,7 +24,7 @@ from tuner.points import Point, violations
 from tuner.records import FAILURES, METRIC_NAMES, TrialRecord, metric_of
 from tuner.space import Space
 from tuner.study import Outcome, outcome_of
-from tuner.tables import paths_of, recommendation_lines, summary
+from tuner.tables import recommendation_lines, summary
 
 SCHEMA = 1
 MOST_TIES = 12
@@ -38,6 +39,7 @@ class Payload:
         self._name = name
         self._trials: dict[int, dict[str, Any]] = {}
         self._paths: list[str] = []
+        self._seen: dict[str, set[str]] = {}
         self._outcome: Outcome | None = None
 
     def whole(self) -> dict[str, Any]:
@@ -68,7 +70,7 @@ class Payload:
         reader, space = self._reader, self._reader.space
         records = [reader.records[trial] for trial in sorted(reader.records)]
         outcome = outcome_of(records, space)
-        paths = paths_of(outcome, space)
+        paths = self._varying(touched)
         if paths != self._paths:
             touched, self._paths = set(reader.records), paths
         points: dict[int, list[Point]] = {}
@@ -85,11 +87,23 @@ class Payload:
         return {
             "schema": SCHEMA,
             "name": self._name,
-            "study": study_json(reader, space, outcome),
+            "study": study_json(reader, space, outcome, paths),
             "trials": [self._trials[trial] for trial in sorted(touched & set(reader.records))],
-            "derived": derived_json(space, outcome),
+            "derived": derived_json(space, outcome, {n: trial["params"] for n, trial in self._trials.items()}),
             "live": live,
         }
+
+    def _varying(self, touched: Iterable[int]) -> list[str]:
+        """Return the searched paths whose values differ between trials, as `tables.paths_of` does for all of them."""
+        for trial in touched:
+            if (record := self._reader.records.get(trial)) is None:
+                continue
+            flat = flatten(record.config)
+            for domain in self._reader.space.domains:
+                path = domain.path
+                inner = [(p, v) for p, v in flat.items() if p == path or p.startswith(f"{path}.")]
+                self._seen.setdefault(path, set()).add(str(inner))
+        return [domain.path for domain in self._reader.space.domains if len(self._seen.get(domain.path, ())) > 1]
 
     def _live(self, outcome: Outcome) -> dict[str, Any]:
         reader, space = self._reader, self._reader.space
@@ -141,7 +155,7 @@ def _metrics() -> list[dict[str, str]]:
     ]
 
 
-def study_json(reader: StudyReader, space: Space, outcome: Outcome) -> dict[str, Any]:
+def study_json(reader: StudyReader, space: Space, outcome: Outcome, paths: list[str]) -> dict[str, Any]:
     """Return what the study is: its space, budget, objectives, machine and files."""
     file, folder = space.file, reader.folder
     budget = file.study.budget
@@ -157,7 +171,7 @@ def study_json(reader: StudyReader, space: Space, outcome: Outcome) -> dict[str,
         "pick": file.pick.model_dump(mode="json"),
         "workload": file.workload.model_dump(mode="json"),
         "domains": domain_json(space),
-        "labels": paths_of(outcome, space),
+        "labels": paths,
         "began": provenance.get("time") if isinstance(provenance.get("time"), int | float) else None,
         "machine": machine_words(provenance),
         "provenance": {key: short(value) for key, value in list(flatten(provenance).items())[:200]},
@@ -195,8 +209,8 @@ def machine_words(provenance: Mapping[str, Any]) -> str:
     return str(short(f"{machine.get('cpu')}, {machine.get('cores')} cores"))
 
 
-def derived_json(space: Space, outcome: Outcome) -> dict[str, Any]:
-    """Return front, recommendation, hypervolume and importance."""
+def derived_json(space: Space, outcome: Outcome, values: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return front, recommendation, hypervolume and importance. `values`: the searched parameters of each trial."""
     best = outcome.recommendation
     recommendation = None
     if best is not None:
@@ -207,7 +221,7 @@ def derived_json(space: Space, outcome: Outcome) -> dict[str, Any]:
             "speedup": digits(best.speedup),
             "misses": list(best.misses),
             "tied_with": [trial for trial, _ in best.tied_with],
-            "lines": [short(line) for line in recommendation_lines(best, outcome, space)],
+            "lines": [short(line) for line in recommendation_lines(best, replace(outcome, records=()), space)[1:]],
         }
     return {
         "front": [
@@ -217,7 +231,7 @@ def derived_json(space: Space, outcome: Outcome) -> dict[str, Any]:
         "recommendation": recommendation,
         "why": short(outcome.why),
         "hypervolume": _hypervolume(space, outcome),
-        "importance": _importance(space, outcome),
+        "importance": _importance(space, outcome, values),
     }
 
 
@@ -250,19 +264,19 @@ def _hypervolume(space: Space, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _importance(space: Space, outcome: Outcome) -> list[dict[str, Any]]:
-    launches = [(record, params(record.config, space)) for record in _searched(outcome.records)]
+def _importance(space: Space, outcome: Outcome, values: Mapping[int, dict[str, Any]]) -> list[dict[str, Any]]:
+    launches = [(record, values.get(record.trial, {})) for record in _searched(outcome.records)]
     found = []
     for index, objective in enumerate(space.file.objectives):
         at = objective.level(space.levels)
         measured: list[tuple[dict[str, Any], float]] = []
-        for record, values in launches:
+        for record, assigned in launches:
             level = record.level(at) if record.state == "measured" else None
             value = level.metrics.get(objective.metric) if level is not None else None
             if value is not None:
-                measured.append((values, value))
+                measured.append((assigned, value))
         for domain in space.domains:
-            having = [(values[domain.path], value) for values, value in measured if domain.path in values]
+            having = [(assigned[domain.path], value) for assigned, value in measured if domain.path in assigned]
             judged = importance([value for value, _ in having], [metric for _, metric in having])
             share = None if judged.share is None else round(judged.share, 4)
             found.append({"path": domain.path, "objective": index, "share": share, "n": judged.n})

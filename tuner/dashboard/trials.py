@@ -16,7 +16,6 @@ from tuner.space.domains import Choices
 
 LONGEST = 1000  # characters of one value or line
 MOST_LINES = 100  # of evidence
-DIGITS = 5
 
 FEASIBLE, CONFIRMED = 1, 2
 
@@ -35,9 +34,9 @@ def trial_json(
     METRIC_NAMES; a row of `levels`, present where the trial's own measurement is not the point, has no flags.
     """
     course = timeline if timeline is not None else from_record(record)
-    own = [_level_row(level) for level in record.levels]
     rows = [_point_row(point, baselines.get(point.concurrency), space.file.objectives) for point in points]
-    same = [row[4:] for row in rows] == [row[4:] for row in own]
+    measured = [(level.metrics, level.intervals) for level in record.levels]
+    same = measured == [(point.metrics, point.intervals) for point in points]
     return {
         "trial": record.trial,
         "role": record.role,
@@ -54,7 +53,7 @@ def trial_json(
         "synthetic": record.synthetic,
         "gpus": record.gpus,
         "points": rows,
-        "levels": None if same else own,
+        "levels": None if same else [_level_row(level) for level in record.levels],
         "server": {str(level.concurrency): short(level.server) for level in record.levels if level.server},
         **course_json(course),
     }
@@ -142,10 +141,8 @@ def short(value: Any) -> Any:
 
 
 def digits(value: float | None) -> float | None:
-    """Return a number with the digits that a measurement has; None for what is no number."""
-    if value is None or not math.isfinite(value):
-        return None
-    return float(f"{value:.{DIGITS}g}")
+    """Return a number with the digits that a measurement has."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def _values(metrics: Mapping[str, float | None], intervals: Mapping[str, tuple[float, float]]) -> list[list[Any]]:

@@ -91,14 +91,14 @@ function tickText(value) {
 }
 
 // Bars from low to high at each point: data items are [x, y, xLow, xHigh, yLow, yHigh].
-export function whiskers(data, colour, more = {}) {
+export function whiskers(data, colour, opacity) {
   return {
     type: "custom", silent: true, z: 1, data, clip: true,
     encode: { x: [0, 2, 3], y: [1, 4, 5] },
     renderItem: (params, api) => {
       const [x, y, xLow, xHigh, yLow, yHigh] = [0, 1, 2, 3, 4, 5].map((i) => api.value(i));
       const lines = [];
-      const style = { stroke: typeof colour === "function" ? colour(params.dataIndex) : colour, lineWidth: 1.2, opacity: 0.55, fill: null };
+      const style = { stroke: colour(params.dataIndex), lineWidth: 1.2, opacity: opacity(params.dataIndex), fill: null };
       const line = (from, to) => {
         const [[x1, y1], [x2, y2]] = [api.coord(from), api.coord(to)];
         if ([x1, y1, x2, y2].every(Number.isFinite)) lines.push({ type: "line", shape: { x1, y1, x2, y2 }, style });
@@ -107,7 +107,6 @@ export function whiskers(data, colour, more = {}) {
       if (Number.isFinite(yLow)) line([x, yLow], [x, yHigh]);
       return { type: "group", children: lines };
     },
-    ...more,
   };
 }
 

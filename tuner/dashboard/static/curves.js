@@ -87,7 +87,7 @@ export class CurvesView {
     const [marks, text] = this.crossover(lines);
     this.main.draw({
       xAxis: axis,
-      yAxis: valueAxis("y", `${study.axis(this.options.metric)} · ${study.better(this.options.metric)}`),
+      yAxis: valueAxis("y", `${study.axis(this.options.metric)} · ${study.better(this.options.metric)}`, { max: highest(lines) }),
       series: [
         ...lines.filter((line) => line.role === "baseline" || line.role === "best").map((line) =>
           band(line.curve.filter((item) => item[2] !== null).map(([c, , low, high]) => [c, low, high]), line.colour)),
@@ -185,6 +185,15 @@ export class CurvesView {
     this.main.dispose();
     this.ratio.dispose();
   }
+}
+
+// The top of the axis: intervals are drawn apart from the lines, so the chart does not know of them.
+function highest(lines) {
+  const values = lines.filter((line) => line.role !== "faint").flatMap((line) => line.curve.flatMap(([, value, , high]) => [value, high ?? value]));
+  const faint = lines.flatMap((line) => line.curve.map(([, value]) => value));
+  const top = Math.max(...values, ...faint) * 1.02;
+  const step = 10 ** Math.floor(Math.log10(top)) / 5;
+  return Math.ceil(top / step) * step;
 }
 
 function policyOf(study) {

@@ -76,7 +76,7 @@ export class FrontView {
     const [, , valueOf] = colourings(study).find(([key]) => key === this.options.colour) ?? colourings(study)[0];
     const colours = colouring(visible.map(valueOf));
     const colour = (point) => colours.of(valueOf(point));
-    fill(this.legend, legend(study, colours));
+    fill(this.legend, legend(study, colours, colourings(study).find(([key]) => key === this.options.colour)[1]));
     const title = (name) => name === "concurrency" ? "requests in flight"
       : `${study.axis(name)} · ${study.metric(name).goal === "min" ? "lower is better" : "higher is better"}`;
     const log = x === "concurrency" && study.levels.length > 1;
@@ -115,7 +115,7 @@ export class FrontView {
       this.place(point, x), this.place(point, y),
       ...(x === "concurrency" ? [NaN, NaN] : study.interval(point, x) ?? [NaN, NaN]), ...(study.interval(point, y) ?? [NaN, NaN]),
     ]);
-    return whiskers(data, (i) => colour(few[i]));
+    return whiskers(data, (i) => colour(few[i]), (i) => (few[i].front ? 0.8 : 0.28));
   }
 
   // The border of what the front dominates; only where both axes are the objectives.
@@ -141,7 +141,7 @@ export class FrontView {
       data: points.map((point) => [this.place(point, this.options.x), this.place(point, this.options.y), point.concurrency]),
       itemStyle: { color: "transparent", borderColor: token("text"), borderWidth: 1.4 },
       lineStyle: { color: token("dim"), width: 1.3, type: [5, 4] },
-      label: { show: points.length <= 12, position: "right", distance: 7, color: token("dim"), fontSize: 11,
+      label: { show: points.length <= 12, position: "right", distance: 7, color: token("text"), fontSize: 11, textBorderColor: token("surface"), textBorderWidth: 3,
         formatter: ({ data, dataIndex }) => (dataIndex === points.length - 1 ? `no speculation, c=${data[2]}` : `c=${data[2]}`) },
       labelLayout: { hideOverlap: true, moveOverlap: "shiftY" },
     };
@@ -201,14 +201,13 @@ function recommendation(context) {
     const why = study.derived.why || "nothing was measured yet";
     return emptyOrNotice(study, why);
   }
-  const [, ...rest] = best.lines;
   const synthetic = point.trial.synthetic ? el("p", { className: "warn" }, "Synthetic: dummy weights or forced acceptance. Only timing means anything.") : null;
   return el("section", { className: "panel hero", "aria-label": "Recommendation" },
     el("div", { className: "big", title: `${best.metric} against no speculation at the same load` },
       best.speedup === null ? number(study.value(point, best.metric)) : best.speedup.toFixed(2), el("small", null, best.speedup === null ? study.metric(best.metric).unit : "×")),
     el("div", { className: "what" },
       el("strong", null, `At ${plural(point.concurrency, "request")} in flight serve `, trialLink(context, point.trial, `trial ${point.trial.trial}`), `: ${point.trial.label}`),
-      el("p", null, `${best.metric} ${number(study.value(point, best.metric))}${bounds(study, point, best.metric)} ${study.metric(best.metric).unit}. `, rest.join(" ")), synthetic),
+      el("p", null, `${best.metric} ${number(study.value(point, best.metric))}${bounds(study, point, best.metric)} ${study.metric(best.metric).unit}. `, best.lines.join(" ")), synthetic),
     study.about.launch === null ? el("div", { className: "dim" }, "launch.yaml is written when the search ends.") : command(study.about.command, true));
 }
 
@@ -222,7 +221,7 @@ function emptyOrNotice(study, why) {
   return el("div", { className: "notice" }, `Nothing to recommend: ${why}.`);
 }
 
-function legend(study, colours) {
+function legend(study, colours, title) {
   const kinds = study.kinds().map((kind) => el("span", null, symbol(kind), kindTitle(kind)));
   const hues = colours.items
     ? colours.items.map(([text, colour]) => el("span", null, el("i", { style: { background: colour } }), text))
@@ -232,7 +231,7 @@ function legend(study, colours) {
     el("span", null, symbol("none", { hollow: true }), "misses a constraint"),
     study.failed.some((trial) => study.rows(trial).length > 0) && el("span", { className: "bad" }, symbol("failed"), "failed later"),
   ];
-  return [kinds, separator(), hues, separator(), study.points.some((point) => !point.feasible) || study.failed.length > 0 ? states : null,
+  return [kinds, separator(), el("span", null, `${title}:`), hues, separator(), study.points.some((point) => !point.feasible) || study.failed.length > 0 ? states : null,
     el("span", null, "large: on the front, faint: dominated, ringed: baseline")];
 }
 
@@ -257,7 +256,7 @@ function frontTable(context, pin) {
     names.map((name) => el("th", { scope: "col", title: study.metric(name).description }, name, el("small", null, study.metric(name).unit))),
     el("th", { scope: "col" }, "× baseline"), el("th", { className: "l", scope: "col" }, ""));
   const best = study.recommended;
-  const rows = study.front.map((point) => el("tr", { className: point === best ? "chosen" : "" },
+  const rows = study.front.map((point) => el("tr", { className: point === best ? "chosen" : "", data: { point: point.key } },
     el("td", { className: "l" }, trialLink(context, point.trial, `#${point.trial.trial}`), "\u2002", named(point.trial)),
     el("td", null, String(point.concurrency)),
     names.map((name) => {

@@ -66,6 +66,11 @@ export class Study {
     return this.byKey.get(`${trial}/${concurrency}`) ?? null;
   }
 
+  // A trial at a concurrency: its point, or what a repeat measured.
+  at(trial, concurrency) {
+    return this.point(trial.trial, concurrency) ?? this.rows(trial).find((row) => row.concurrency === concurrency) ?? null;
+  }
+
   // What a trial itself measured, by concurrency; its points may hold the mean with its confirmation.
   rows(trial) {
     return (trial.levels ?? trial.points).map((row) => makeRow(row));

@@ -54,7 +54,9 @@ export class ParallelView {
       of: (trial) => study.value(study.point(trial.trial, objective.at), objective.metric),
     }));
     const accept = { title: "accept_length\ntokens/round", of: (trial) => study.value(study.point(trial.trial, study.objectives[0].at), "accept_length") };
-    return [...searched, ...(this.trials.some((trial) => accept.of(trial) !== null) ? [accept] : []), ...outcomes].map((axis, index) => this.withScale(axis, index));
+    const varied = searched.filter((axis) => new Set(this.trials.map(axis.of)).size > 1);
+    this.same = searched.filter((axis) => !varied.includes(axis)).map((axis) => `${axis.title} ${shown(axis.of(this.trials[0]))}`);
+    return [...varied, ...(this.trials.some((trial) => accept.of(trial) !== null) ? [accept] : []), ...outcomes].map((axis, index) => this.withScale(axis, index));
   }
 
   // A number axis where every trial has a number and they are many; else one of categories, with one for absent.
@@ -85,7 +87,7 @@ export class ParallelView {
     const known = values.filter((value) => value !== null);
     const [low, high] = [Math.min(...known), Math.max(...known)];
     const stops = ramp();
-    fill(this.ramp, known.length > 0 ? [el("span", null, `${objective.metric} at ${objective.at} in flight:`), el("span", null, number(low), el("i", { className: "ramp", style: { background: `linear-gradient(90deg, ${stops.join(", ")})` } }), `${number(high)} ${study.metric(objective.metric).unit}`), el("span", null, "thick: on the front")] : []);
+    fill(this.ramp, known.length > 0 ? [el("span", null, `${objective.metric} at ${objective.at} in flight:`), el("span", null, number(low), el("i", { className: "ramp", style: { background: `linear-gradient(90deg, ${stops.join(", ")})` } }), `${number(high)} ${study.metric(objective.metric).unit}`), el("span", null, "thick: on the front"), this.same.length > 0 && el("span", null, `the same in all: ${this.same.join(", ")}`)] : []);
     const front = new Set(study.front.map((point) => point.trial.trial));
     this.chart.draw({
       parallel: { left: 60, right: 80, top: 54, bottom: 26, parallelAxisDefault: { nameLocation: "end", nameGap: 14 } },
@@ -104,11 +106,11 @@ export class ParallelView {
 
   axisOption(axis) {
     return {
-      dim: axis.index, name: axis.title, inverse: axis.goal === "min",
+      dim: axis.index, name: axis.title, inverse: axis.goal === "min", nameLocation: axis.goal === "min" ? "start" : "end",
       ...(axis.categories ? { type: "category", data: axis.categories } : { type: "value", scale: true }),
       nameTextStyle: { color: token("text"), fontSize: 11.5, fontWeight: 560, lineHeight: 15 },
       axisLine: { lineStyle: { color: token("axis"), width: 1.2 } }, axisTick: { lineStyle: { color: token("axis") } },
-      axisLabel: { color: token("dim"), fontSize: 11, formatter: (value) => typeof value === "number" ? String(Number(value.toPrecision(4))) : value.length > 16 ? `${value.slice(0, 15)}…` : value },
+      axisLabel: { color: token("text"), fontSize: 11, textBorderColor: token("surface"), textBorderWidth: 3, formatter: (value) => typeof value === "number" ? String(Number(value.toPrecision(4))) : value.length > 16 ? `${value.slice(0, 15)}…` : value },
       areaSelectStyle: { width: 18, borderColor: token("accent"), color: token("accent"), opacity: 0.22 },
     };
   }

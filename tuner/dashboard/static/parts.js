@@ -21,9 +21,9 @@ export function named(trial) {
   return [symbol(trial.kind), trial.label];
 }
 
-export function statePill(trial) {
+export function statePill(trial, plain = false) {
   const words = trial.failure !== null && trial.state === "failed" ? trial.failure.kind : trial.state;
-  return el("span", { className: `pill ${trial.state}` }, words);
+  return el("span", { className: `pill ${plain ? "plain " : ""}${trial.state}` }, words);
 }
 
 export function emptyView(title, text) {

@@ -50,25 +50,28 @@ export class TableView {
 
   makeColumns() {
     const { study } = this.context;
-    const at = (trial, level, name) => study.value(study.point(trial.trial, level), name);
-    const metrics = study.objectives.flatMap((objective) => study.levels.slice(0, 6).map((level) => ({
-      key: `${objective.metric}@${level}`, title: objective.metric, small: `${study.metric(objective.metric).unit}, at ${level}`,
-      of: (trial) => at(trial, level, objective.metric),
+    const at = (trial, level, name) => study.value(study.at(trial, level), name);
+    const measured = (name, level, interval) => ({
+      key: `${name}@${level}`, title: name, small: `${study.metric(name).unit}, at ${level}`, of: (trial) => at(trial, level, name),
       cell: (trial) => {
-        const interval = study.interval(study.point(trial.trial, level), objective.metric);
-        return [number(at(trial, level, objective.metric)), level === objective.at && interval ? el("span", { className: "iv" }, `${number(interval[0])}–${number(interval[1])}`) : null];
+        const bounds = interval ? study.interval(study.at(trial, level), name) : null;
+        return [number(at(trial, level, name)), bounds && el("span", { className: "iv" }, `${number(bounds[0])}–${number(bounds[1])}`)];
       },
-    })));
+    });
     const load = study.about.pick.load ?? study.levels.at(-1);
     const text = (key, title, of, cell) => ({ key, title, left: true, of, cell });
     return [
       { key: "trial", title: "trial", of: (trial) => trial.trial, cell: (trial) => trialLink(this.context, trial) },
       text("role", "role", (trial) => trial.role, (trial) => (trial.of === null ? trial.role : `${trial.role} of #${trial.of}`)),
-      text("state", "state", (trial) => `${trial.state} ${trial.failure?.kind ?? ""}`, statePill),
+      text("state", "state", (trial) => `${trial.state} ${trial.failure?.kind ?? ""}`, (trial) => statePill(trial, true)),
       text("label", "configuration", (trial) => trial.label, (trial) => [symbol(trial.kind), trial.label]),
-      ...metrics,
-      { key: "speedup", title: "× baseline", small: `at ${load}`, of: (trial) => study.point(trial.trial, load)?.speedup ?? null, cell: (trial) => times(study.point(trial.trial, load)?.speedup) },
-      { key: "accept_length", title: "accept_length", small: `tokens/round, at ${load}`, of: (trial) => at(trial, load, "accept_length"), cell: (trial) => number(at(trial, load, "accept_length")) },
+      ...study.objectives.map((objective) => measured(objective.metric, objective.at, true)),
+      ...study.levels.slice(0, 6).map((level) => ({
+        key: `speedup@${level}`, title: "× baseline", small: `at ${level}`,
+        of: (trial) => study.at(trial, level)?.speedup ?? null, cell: (trial) => times(study.at(trial, level)?.speedup),
+      })),
+      ...study.about.constraints.map((constraint) => measured(constraint.metric, constraint.at ?? load, false)),
+      measured("accept_length", load, false),
       { key: "seconds", title: "time", of: (trial) => Object.values(trial.seconds).reduce((sum, value) => sum + value, 0), cell: spent },
     ];
   }
@@ -93,7 +96,7 @@ export class TableView {
   headCell(column) {
     const sorted = column.key === this.options.sort;
     return el("th", { scope: "col", className: column.left ? "l" : "", "aria-sort": sorted ? (this.options.down ? "descending" : "ascending") : null },
-      el("button", { type: "button", on: { click: () => this.sortBy(column, sorted) } }, column.title), column.small && el("small", null, column.small));
+      el("button", { type: "button", on: { click: () => this.sortBy(column, sorted) }, data: { key: column.key } }, column.title), column.small && el("small", null, column.small));
   }
 
   sortBy(column, sorted) {
@@ -101,7 +104,7 @@ export class TableView {
     this.options.sort = column.key;
     this.list();
     say(`Sorted by ${column.title}, ${this.options.down ? "descending" : "ascending"}`);
-    [...this.head.querySelectorAll("button")].find((button) => button.textContent === column.title)?.focus();
+    [...this.head.querySelectorAll("button")].find((button) => button.dataset.key === column.key)?.focus();
   }
 
   box(trial) {
