@@ -45,6 +45,9 @@ def search(
     results: Annotated[Path, typer.Option("--results", help="Folder of studies.")] = Path("results"),
     trials: Trials = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what it would cost; launch nothing.")] = False,
+    machine: Annotated[
+        str | None, typer.Option("--machine", help="With --dry-run: plan for GPUs that are elsewhere, such as 8xH200.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a long study.")] = False,
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Keep an earlier study of this name aside as <name>.1, and start anew.")
@@ -54,9 +57,11 @@ def search(
     from tuner import dryrun, session
     from tuner.space import load_space
 
+    if machine is not None and not dry_run:
+        raise UsageError("--machine plans for another machine; add --dry-run")
     asked = session.with_trials(load_space(space), trials)
     out = console()
-    checks, pruning = session.plan(asked)
+    checks, pruning = session.plan(asked, machine)
     if dry_run:
         out.print(dryrun.view(asked, pruning, checks))
         return
@@ -297,6 +302,30 @@ def clean(
     if stuck := [f"{left}: {why}" for left in found if (why := left.end())]:
         raise StudyError("; ".join(stuck))
     print(f"Gone: {len(found)}.")
+
+
+@app.command()
+def simulate(
+    space: SpacePath,
+    table: Annotated[Path, typer.Option("--table", help="Lines of trials.jsonl, each with optional `noise`.")],
+    out: Annotated[Path, typer.Option("--json", help="File to write: what each study found.")],
+    sampler: Annotated[list[str] | None, typer.Option("--sampler", help="Repeatable; default: the tuner's.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Studies per sampler, with seeds from 0.")] = 1,
+    trials: Annotated[int, typer.Option(min=1, help="Launches of each study.")] = 60,
+) -> None:
+    """Replay a table of known outcomes against samplers; nothing is launched."""
+    from tuner import simulate as replay
+    from tuner.sampling import DEFAULT
+    from tuner.space import load_space
+
+    asked = load_space(space)
+    known = replay.read_table(table, asked)
+    found = replay.simulate(asked, known, sampler or [DEFAULT.kind], seeds, trials)
+    try:
+        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out}: cannot be written: {error.strerror or error}") from error
+    console().print(replay.summary(found), markup=False, soft_wrap=True)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -18,10 +18,11 @@ from pydantic import Field, FiniteFloat, ValidationError
 
 from engine.config import EngineConfig
 from tuner.brain import Brain
+from tuner.confirm import SHARE, Answer, Contender, answer, contenders, next_to_measure
 from tuner.errors import UsageError
 from tuner.points import violations
 from tuner.records import Level, MetricName, TrialRecord, canonical
-from tuner.sampling import Pool, Sampler, seed_of
+from tuner.sampling import SAMPLERS, Pool, Sampler, key_of, seed_of
 from tuner.sampling.acquisition import hypervolume
 from tuner.sampling.encode import Array
 from tuner.space import Assignment, Infeasible, Objective, Space
@@ -124,9 +125,8 @@ class Truth:
         best = min(known) if metric.goal == "min" else max(known)
         return cls(space, objectives, costs, reference, hypervolume(good, reference), load, metric, best)
 
-    def share(self, keys: Sequence[str]) -> float:
-        """Return the share of the whole table's hypervolume that these configurations have."""
-        found = [cost for key in keys if (cost := self.costs[key]) is not None]
+    def share_of(self, found: Sequence[Array]) -> float:
+        """Return the share of the whole table's hypervolume that feasible costs have."""
         return hypervolume(np.array(found).reshape(len(found), len(self.objectives)), self.reference) / self.volume
 
     def regret(self, record: TrialRecord) -> float:
@@ -192,33 +192,119 @@ class Played:
     crashes: tuple[int, ...]
     records: tuple[TrialRecord, ...]
     rows: tuple[Row, ...]
-    brain: Brain
+    answer: Answer | None
+    chosen: Row | None
+    trial: int | None
+    regret: float
+    covered: bool
+
+    @property
+    def crash_repeats(self) -> int:
+        """How often a point was launched that was known to crash."""
+        failed = [canonical(r.config) for r in self.records if r.state == "failed"]
+        return len(failed) - len(set(failed))
+
+    def to_json(self, truth: Truth) -> dict[str, Any]:
+        """Return the entry of `tuner simulate`'s document."""
+        config = None if self.chosen is None else self.chosen.record.config
+        return {
+            "seed": self.seed,
+            "hypervolume": [round(share, 5) for share in self.hypervolume],
+            "crashes": list(self.crashes),
+            "recommended": None
+            if self.chosen is None
+            else {"trial": self.trial, "concurrency": truth.load, "config": config},
+            "regret": round(self.regret, 6),
+            "interval": None if self.answer is None else [round(end, 6) for end in self.answer.interval],
+        }
 
 
-def play(
-    space: Space, table: Table, truth: Truth, sampler: Sampler, seed: int, trials: int, pool: Pool | None = None
-) -> Played:
-    """Simulate one study of so many launches, the baseline being the first."""
-    study = space.file.study.model_copy(update={"seed": seed})
-    seeded = Space(space.source, space.text, space.file.model_copy(update={"study": study}), space.domains)
-    shared = pool or table.pool(space)
-    own = _reseeded(shared, seeded)
-    brain = Brain(seeded, table.refusals, sampler=sampler, pool=own)
-    rng = np.random.default_rng(seed_of(seed, 1_000_003))
-    records: list[TrialRecord] = []
-    rows: list[Row] = []
-    shares: list[float] = []
-    crashes: list[int] = []
-    row, of = _baseline(seeded, table), None
-    while row is not None and len(records) < trials:
-        record = measured_again(row, len(records), rng, of)
-        brain.tell(record)
-        records.append(record)
-        rows.append(row)
-        shares.append(truth.share([canonical(r.record.config) for r in rows]))
-        crashes.append(sum(r.state == "failed" for r in records))
-        row, of = _next(brain, table, len(records))
-    return Played(seed, tuple(shares), tuple(crashes), tuple(records), tuple(rows), brain)
+@dataclass(frozen=True)
+class Game:
+    """What is simulated: a space, the truth about it, and the points to choose from."""
+
+    space: Space
+    table: Table
+    truth: Truth
+    pool: Pool
+
+    @classmethod
+    def of(cls, space: Space, table: Table) -> Game:
+        """Prepare a table once for any number of studies."""
+        return cls(space, table, Truth.of(space, table), table.pool(space))
+
+    def play(self, sampler: Sampler, seed: int, trials: int, *, confirm: float = SHARE) -> Played:
+        """Simulate one study of so many launches: the baseline, the search, and the share `confirm` of them for
+        measuring the contenders again."""
+        study = self.space.file.study.model_copy(update={"seed": seed})
+        space = replace(self.space, file=self.space.file.model_copy(update={"study": study}))
+        brain = Brain(space, self.table.refusals, sampler=sampler, pool=_reseeded(self.pool, space))
+        tape = _Tape(self, np.random.default_rng(seed_of(seed, 1_000_003)))
+        tape.launch(_baseline(space, self.table), None)
+        brain.tell(tape.records[-1])
+        search = trials - round(confirm * trials) if trials >= 8 else trials
+        while len(tape.records) < search:
+            row, of = _next(brain, self.table, len(tape.records))
+            if row is None:
+                break
+            tape.launch(row, of)
+            brain.tell(tape.records[-1])
+        while len(tape.records) < trials:
+            doubtful = next_to_measure(self._ranked(tape))
+            if doubtful is None:
+                break
+            row = self.row_of(doubtful.assignment)
+            tape.launch(row, tape.first(row))
+        return tape.played(seed, answer(self._ranked(tape), self.truth.metric))
+
+    def _ranked(self, tape: _Tape) -> list[Contender]:
+        return contenders(self.space, tape.records, self.truth.metric, self.truth.load)
+
+    def row_of(self, assignment: Assignment) -> Row:
+        """Return the row of a point."""
+        return self.table.rows[self.pool.index[key_of(assignment)]]
+
+
+class _Tape:
+    """What a simulated study has launched so far."""
+
+    def __init__(self, game: Game, rng: np.random.Generator) -> None:
+        self.game = game
+        self.rng = rng
+        self.records: list[TrialRecord] = []
+        self.rows: list[Row] = []
+        self.shares: list[float] = []
+        self._front: list[Array] = []
+
+    def launch(self, row: Row, of: int | None) -> None:
+        self.records.append(measured_again(row, len(self.records), self.rng, of))
+        self.rows.append(row)
+        cost = self.game.truth.costs[canonical(row.record.config)]
+        if cost is not None:
+            self._front.append(cost)
+        self.shares.append(self.game.truth.share_of(self._front))
+
+    def first(self, row: Row) -> int:
+        return next(index for index, launched in enumerate(self.rows) if launched is row)
+
+    def played(self, seed: int, found: Answer | None) -> Played:
+        truth = self.game.truth
+        crashes = np.cumsum([record.state == "failed" for record in self.records])
+        chosen = None if found is None else self.game.row_of(found.assignment)
+        value = None if chosen is None else value_at(chosen.record, truth.metric, truth.load)
+        good = chosen is not None and truth.costs[canonical(chosen.record.config)] is not None
+        return Played(
+            seed=seed,
+            hypervolume=tuple(self.shares),
+            crashes=tuple(int(count) for count in crashes),
+            records=tuple(self.records),
+            rows=tuple(self.rows),
+            answer=found,
+            chosen=chosen,
+            trial=None if chosen is None else self.first(chosen),
+            regret=truth.regret(chosen.record) if chosen is not None and good else 1.0,
+            covered=found is not None and value is not None and found.interval[0] <= value <= found.interval[1],
+        )
 
 
 def _next(brain: Brain, table: Table, number: int) -> tuple[Row | None, int | None]:
@@ -230,7 +316,7 @@ def _next(brain: Brain, table: Table, number: int) -> tuple[Row | None, int | No
 
 def _reseeded(pool: Pool, space: Space) -> Pool:
     """Return the pool for the same space with another seed, sharing what was computed."""
-    made = Pool(space, pool.assignments)
+    made = Pool(space, pool.assignments, pool.guesses)
     for name in ("keys", "index", "encoder", "features"):
         made.__dict__[name] = getattr(pool, name)
     return made
@@ -245,3 +331,32 @@ def _baseline(space: Space, table: Table) -> Row:
             if row is not None:
                 return row
     return next(row for row in table.rows if row.record.state == "measured")
+
+
+def simulate(
+    space: Space, table: Table, samplers: Sequence[str], seeds: int, trials: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Replay a table: {sampler: [{seed, hypervolume, crashes, recommended, regret, interval}]}.
+
+    Raises:
+        UsageError: no such sampler, or nothing in the table meets the constraints.
+    """
+    unknown = [name for name in samplers if name not in SAMPLERS]
+    if unknown:
+        raise UsageError(f"no sampler is called {unknown[0]!r}; there are {', '.join(SAMPLERS)}")
+    game = Game.of(space, table)
+    return {
+        name: [game.play(SAMPLERS[name], seed, trials).to_json(game.truth) for seed in range(seeds)]
+        for name in samplers
+    }
+
+
+def summary(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return one line per sampler for people."""
+    lines = []
+    for name, studies in found.items():
+        share = sum(study["hypervolume"][-1] for study in studies) / len(studies)
+        crashes = sum(study["crashes"][-1] for study in studies) / len(studies)
+        regret = sum(study["regret"] for study in studies) / len(studies)
+        lines.append(f"{name}: {share:.1%} of the table's hypervolume, {crashes:.1f} crashes, regret {regret:.2%}")
+    return "\n".join(lines)

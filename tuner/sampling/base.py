@@ -33,10 +33,12 @@ class Observation:
 
 @dataclass(frozen=True)
 class Pool:
-    """The points a sampler may choose from."""
+    """The points a sampler may choose from; `guesses` are a prior's logarithms of their costs, (points, objectives),
+    NaN where it has none."""
 
     space: Space
     assignments: tuple[Assignment, ...]
+    guesses: Array | None = None
 
     @classmethod
     def of(cls, space: Space, limit: int = POOL) -> Pool:

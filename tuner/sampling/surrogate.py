@@ -19,6 +19,7 @@ from tuner.sampling.acquisition import expected_improvement
 from tuner.sampling.base import Array, Costs, Proposal, Repeats, View, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.gp import Gp, Prior, fit
+from tuner.sampling.guesses import calibrate
 
 CRASH_PRIOR = Prior(length=(0.0, 0.7), signal=(0.0, 0.7), noise=(-3.0, 1.0))
 HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
@@ -26,12 +27,20 @@ HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
 
 @dataclass(frozen=True)
 class Surrogate:
-    """`startup`: launches before anything is modelled; `caution`: exponent of the chance to run; `repeat_from`:
-    launches before a point may be measured again, since a short search has none to spare."""
+    """The knobs of the default sampler.
+
+    `startup`: launches before anything is modelled, `guided` where a prior gives a first guess. `repeat_from`: launches before a point may be measured again,
+    since a short search has none to spare. `tolerated`: share of crashes that is a fair price for what they teach.
+    `least` and `noisy`: gains that do not count, in log units and in standard deviations of a measurement; without
+    them a search ends up comparing points that differ by noise alone.
+    """
 
     startup: int = 8
-    caution: float = 2.0
+    guided: int = 4
     repeat_from: int = 24
+    tolerated: float = 0.06
+    least: float = 0.01
+    noisy: float = 0.5
     repeats: Repeats = "when worth it"
     forgets_failures: ClassVar[bool] = False
     kind: ClassVar[str] = "surrogate"
@@ -43,12 +52,12 @@ class Surrogate:
     def propose(self, view: View) -> Proposal | None:
         """Return the most promising point, None when every one was tried and repeats add nothing."""
         measured = sum(observation.values is not None for observation in view.observations)
-        if measured < 2 or len(view.observations) < self.startup:
+        if measured < 2 or len(view.observations) < (self.startup if view.pool.guesses is None else self.guided):
             seed = seed_of(view.pool.space.file.study.seed)
             found = unlike(view, [*first_points(view.pool.space), *sobol_points(view.pool.space, seed)])
             if found is not None:
                 return Proposal(found)
-        allowed = self._allowed(view)
+        allowed = self.allowed(view)
         if all(view.pool.keys[index] in view.seen for index in allowed):
             return None  # the confirmation measures the best again; the search has nothing left to find
         score = self.score(view, allowed)
@@ -56,7 +65,8 @@ class Surrogate:
         best = np.flatnonzero(score >= score.max() * (1 - 1e-9))
         return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
 
-    def _allowed(self, view: View) -> Array:
+    def allowed(self, view: View) -> Array:
+        """Return the positions of the points that may be proposed."""
         crashed = {o.key for o in view.observations if o.values is None}
         once = self.repeats == "never" or len(view.observations) < self.repeat_from
         barred = view.taken | crashed | (view.seen if once else frozenset())
@@ -71,13 +81,22 @@ class Surrogate:
         groups = view.pool.encoder.groups
         feasible = (costs.broken <= 0).all(axis=1)
         known = costs.x[list(costs.measured)]
-        models = [fit(known, costs.values[:, column], groups) for column in range(costs.values.shape[1])]
+        ahead, behind = trusted(view, costs, allowed)
+        rest = costs.values - behind
+        models = [fit(known, rest[:, column], groups) for column in range(rest.shape[1])]
         means, sds = _stack([model.predict(x) for model in models])
         told, _ = _stack([model.predict(known) for model in models])
+        means, told = means + ahead, told + behind
         good = told[feasible] if feasible.any() else told
         chance = self.chance_to_run(costs, groups, x) * _chance_to_hold(costs, known, groups, x)
-        gain = expected_improvement(good, reference_of(good), means, sds)
-        return np.asarray(gain * chance**self.caution)
+        margin = np.array([max(self.least, self.noisy * model.noise_sd) for model in models])
+        gain = expected_improvement(good - margin, reference_of(good), means, sds)
+        return np.asarray((gain + 1e-300) * chance ** self.caution(costs))
+
+    def caution(self, costs: Costs) -> float:
+        """Return the exponent of the chance to run: bold while few launches crash, careful once too many did."""
+        spent = costs.crashed.sum() / (self.tolerated * len(costs.crashed))
+        return float(np.clip(2 * spent - 1, 0.5, 3.0))
 
     @staticmethod
     def chance_to_run(costs: Costs, groups: tuple[int, ...], x: Array) -> Array:
@@ -114,6 +133,23 @@ def believe(view: View, costs: Costs) -> Costs:
         broken=np.concatenate([costs.broken, np.zeros((len(x), costs.broken.shape[1]))]),
         measured=(*costs.measured, *range(start, start + len(x))),
     )
+
+
+def trusted(view: View, costs: Costs, allowed: Array) -> tuple[Array, Array]:
+    """Return what the prior says of candidates and of measured points, scaled as far as it is believed; else zeros."""
+    ahead = np.zeros((len(allowed), costs.values.shape[1]))
+    behind = np.zeros_like(costs.values)
+    guesses = view.pool.guesses
+    rows = [view.pool.index.get(view.observations[i].key) for i in costs.measured if i < len(view.observations)]
+    if guesses is None or len(rows) < len(behind) or any(row is None for row in rows):
+        return ahead, behind
+    for column in range(costs.values.shape[1]):
+        guess = guesses[rows, column]
+        slope = calibrate(guess, costs.values[:, column]).slope
+        if slope > 0 and np.isfinite(guesses[allowed, column]).all():
+            ahead[:, column] = slope * guesses[allowed, column]
+            behind[:, column] = slope * guess
+    return ahead, behind
 
 
 def reference_of(good: Array) -> Array:
