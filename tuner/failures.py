@@ -53,7 +53,8 @@ ADVICE: dict[FailureKind, str] = {
     "crashed": "look at the end of the log; a trial that repeats it with an eager config narrows it down",
     "client_bound": "run the tuner on a machine with more free cores, or measure lower concurrencies",
     "disk_full": "free disk space where the results and the server's caches lie",
-    "foreign_gpu_process": "end the process that the evidence names, or hide its GPU with CUDA_VISIBLE_DEVICES",
+    "foreign_gpu_process": "end the process that the evidence names (`tuner clean` lists what dead studies left), "
+    "or hide its GPU with CUDA_VISIBLE_DEVICES",
 }
 KILLED_ADVICE = (
     "somebody ended it with SIGKILL; the kernel does so when memory runs out (`dmesg` says): "
@@ -138,7 +139,8 @@ def _cause(remains: Remains, word: Word | None) -> tuple[FailureKind, str, str]:
     code = remains.exit.code if remains.exit is not None else None
     if code in EXIT_KINDS and _is_engine(remains.tail):
         return _by_stage(EXIT_KINDS[code], remains.stage), "", ""
-    if remains.exit is not None and remains.exit.signal == signal.SIGKILL and not SUICIDE.search(remains.tail):
+    killed = remains.exit is not None and (remains.exit.signal == signal.SIGKILL or code == 128 + signal.SIGKILL)
+    if killed and not SUICIDE.search(remains.tail):
         return "crashed", KILLED_ADVICE, ""
     return "crashed", "", ""
 

@@ -34,11 +34,11 @@ from tuner.records import FailureKind, TrialSpec
 from tuner.reference import TOP, OwnText, Parity, Peer, Reference, ReferenceText, regret, unit_of
 from tuner.supervise import Supervised
 
-TEXTS = 8
-LENGTH = 64  # tokens of a text; a loop shows in 48
+TEXTS = 6
+LENGTH = 56  # tokens of a text; a loop shows in 48
 BATCH = 16  # requests at once, beside which the reference is compared with itself
-CUT_EVERY = 24  # tokens from one cut point of a text to the next
-CUT_LENGTH = 8
+CUT_EVERY = 36  # tokens from one cut point of a text to the next
+CUT_LENGTH = 6
 RESUMED = 4  # times that a text which left the reference at a tie is taken up behind it
 MOST_LINES = 4  # of evidence of one sort
 SELF_UNITS, SELF_NATS = 8, 0.05  # a reference that contradicts itself by more than both judges nobody

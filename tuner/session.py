@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.estimate import detect_machine
+from engine.errors import EngineError
+from engine.estimate import Machine, detect_machine, gpu
 from tuner.errors import StudyError, UsageError
 from tuner.executors.base import Executor
 from tuner.export.launch_file import launch_file, write_launch
@@ -33,10 +35,31 @@ class Session:
     checks: StaticChecks
 
 
-def plan(space: Space) -> tuple[StaticChecks, Pruning]:
-    """Return what this machine can run of a space; nothing is launched."""
-    checks = StaticChecks(detect_machine())
+def plan(space: Space, machine: str | None = None) -> tuple[StaticChecks, Pruning]:
+    """Return what a machine can run of a space; nothing is launched.
+
+    `machine` None is this one, else GPUs that are elsewhere, such as `8xH200`.
+
+    Raises:
+        UsageError: no such machine.
+    """
+    checks = StaticChecks(detect_machine() if machine is None else described(machine))
     return checks, prune(space, checks)
+
+
+def described(text: str) -> Machine:
+    """Return the machine that `8xH200` or `H200` describes, from datasheets.
+
+    Raises:
+        UsageError: not of that form, or a GPU that is not in the table.
+    """
+    match = re.fullmatch(r"(?:([1-9]\d{0,3})\s*[x×])?\s*(.+)", text.strip())
+    if match is None:
+        raise UsageError("--machine: write the number and name of its GPUs, such as 8xH200")
+    try:
+        return gpu(match[2], devices=int(match[1] or 1))
+    except EngineError as error:
+        raise UsageError(f"--machine: {error}") from error
 
 
 def with_trials(space: Space, trials: int | None) -> Space:

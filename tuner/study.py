@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.config import EngineConfig
-from tuner.brain import Brain
 from tuner.acceptance import peer_of
+from tuner.brain import Brain
 from tuner.budget import CONFIRMED, Ledger, launched, reserve, seconds_left, trial_seconds, why_stop
 from tuner.errors import NothingFeasible, StudyError, UsageError
 from tuner.executors.base import Executor

@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from tuner.records import FailureKind
 
 LINE_WIDTH = 1600  # of a line, that much is read: argument dumps are longer, messages are not
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 FRAMES = 160  # lines of traceback that belong to an exception, chained ones included
 
 GIB = {"KiB": 2.0**-20, "MiB": 2.0**-10, "GiB": 1.0, "TiB": 1024.0}
@@ -182,11 +183,16 @@ CAUSES: tuple[Pattern, ...] = (
         r"|out of memory.{0,80}(captur|cuda graph)",
     ),
     _pattern(
+        "kernel_compile",
+        r"Captur\w+ .{0,40}graph.{0,20}failed.*(out of resource|\bnvcc\b|\bninja\b|ptxas|compil(e|ation)\b)",
+    ),
+    _pattern(
         "graph_capture", r"Captur\w+ .{0,40}graph.{0,20}failed:? .*?(?P<none>'NoneType' object .*)", _none_in_capture
     ),
     _pattern(
         "graph_capture",
-        r"Captur\w+ .{0,40}graph.{0,20}failed|cudaErrorStreamCapture\w+|CUDA_ERROR_STREAM_CAPTURE\w+"
+        r"Captur\w+ .{0,40}graph.{0,20}failed(?!.*Connection (closed|reset))"
+        r"|cudaErrorStreamCapture\w+|CUDA_ERROR_STREAM_CAPTURE\w+"
         r"|operation (would make|failed due to) .*captur"
         r"|operation not permitted when (the )?stream is capturing|Failed to capture .{0,40}graph"
         r"|during CUDA graph capture|Cannot .{0,80} during (cuda )?graph capture",
@@ -222,7 +228,8 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     _pattern(
         "oom_start",
-        r"\bOutOfMemoryError\b|\b(CUDA|HIP|XPU)( runtime)? (error: )?out of memory\b|cudaErrorMemoryAllocation"
+        r"\bOutOfMemoryError\b|\b(CUDA|HIP|XPU)( runtime| driver)?( error:)? out of memory\b"
+        r"|Cuda failure .{0,12}out of memory|cudaErrorMemoryAllocation"
         r"|CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|hipErrorOutOfMemory"
         r"|Not enough memory\b|DefaultCPUAllocator: (can't|not enough)|\bMemoryError\b|std::bad_alloc"
         r"|Cannot allocate memory|\[Errno 12\]|Out of memory: Killed process|oom-kill:|Memory cgroup out of memory"
@@ -230,7 +237,8 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     _pattern(
         "foreign_gpu_process",
-        r"memory capacity is unbalanced.*occupied by other processes|CUDA-capable device\(s\) is/are busy"
+        r"memory capacity is unbalanced.*occupied by other processes"
+        r"|Error in memory profiling\. Initial free memory|CUDA-capable device\(s\) is/are busy"
         r"|cudaErrorDevicesUnavailable",
     ),
     _pattern(
@@ -253,7 +261,8 @@ CAUSES: tuple[Pattern, ...] = (
         "kernel_compile",
         rf"triton\.(compiler|runtime)\.\w+\.\w+|\bCompilationError\b|OutOfResources: out of resource|PTXASError"
         rf"|ninja: (build stopped|error)|Ninja build failed|nvcc fatal|Error building extension|\bnvrtc\b.*error"
-        rf"|no kernel image is available for execution|CUDA_ERROR_(NO_BINARY_FOR_GPU|UNSUPPORTED_PTX_VERSION)"
+        rf"|no kernel image is available for execution|invalid device function"
+        rf"|hipErrorNoBinaryForGpu|CUDA_ERROR_(NO_BINARY_FOR_GPU|UNSUPPORTED_PTX_VERSION)"
         rf"|compiled with an unsupported toolchain|Failed to find C compiler|ptxas (fatal|error)|LLVM ERROR"
         rf"|(Could not find|cannot find|unable to find) .{{0,20}}({TOOLS})\b|\b({TOOLS}): (command )?not found"
         rf"|{NO_SUCH}: '?([\w/.-]*/)?({TOOLS})'?$|CUDA_HOME environment variable is not set"
@@ -268,7 +277,7 @@ CAUSES: tuple[Pattern, ...] = (
         r"|does not recognize this architecture|Unrecognized (model in|configuration class)"
         r"|(argument|option) `trust_remote_code=True`|set .{0,30}trust_remote_code.{0,10} to True"
         r"|(Unknown|Unsupported|Invalid) quantization( method)?|quantization method .{0,60} is not supported"
-        r"|no module or parameter named|has no \w*(vLLM|SGLang) implementation",
+        r"|architecture \S+ is not supported|no module or parameter named|has no \w*(vLLM|SGLang) implementation",
     ),
     _pattern(
         "missing_file",
@@ -276,7 +285,8 @@ CAUSES: tuple[Pattern, ...] = (
         r"|is not a local folder and is not a valid model identifier|SafetensorError|HeaderTooLarge"
         r"|Cannot find any (model|of the) weights|Cannot find any of .{0,80}files|does not appear to have a file named"
         r"|OSError: (Can't load|Error no file named|We couldn't connect)|HFValidationError|No model weights found"
-        r"|size mismatch for |Incorrect path_or_model_id|OfflineModeIsEnabled|MetadataIncompleteBuffer"
+        r"|size mismatch for |not initialized from (the )?checkpoint|Unable to load weights|PytorchStreamReader failed"
+        r"|404 Client Error|Incorrect path_or_model_id|OfflineModeIsEnabled|MetadataIncompleteBuffer"
         rf"|{NO_SUCH}.*({MODEL_FILE})|({MODEL_FILE})\S*:? {NO_SUCH}",
     ),
     _pattern("config", r"heads \(?(?P<heads>\d+)\)? must be divisible by .{0,20}(tensor|tp)", _divisible),
@@ -314,6 +324,10 @@ CONSEQUENCES: tuple[Pattern, ...] = (
     ),
     _pattern("oom_start", r"exit ?code:? ?-9\b|died .{0,40}SIGKILL|^Killed$|signal 9 ?\(SIGKILL\)", _host_memory),
     _pattern("missing_file", rf"^(?!.*(/psm_|/dev/shm|/mp-|\.so\b|\.sock|ipc:)).*(FileNotFoundError|{NO_SUCH})"),
+    _pattern("missing_file", r"HTTPSConnectionPool\(host='huggingface\.co'|hf_hub_download .*(failed|error)"),
+    _pattern("gated_model", r"\b40[13] Client Error\b"),
+    _pattern("unsupported_model", r"KeyError: '(model\.)?layers\.\d+\.|did not match any variant of untagged enum"),
+    _pattern("oom_start", r"CUBLAS_STATUS_NOT_INITIALIZED"),
     _pattern("wrong_model", r"The model `.{1,200}` does not exist"),
     _pattern(
         "config",
@@ -360,7 +374,7 @@ def broken_capture(lines: Sequence[str], facts: Facts) -> Symptom | None:
 
 def find(facts: Facts) -> Symptom | None:
     """Return the symptom that the log's end tells of: the last cause, else a broken capture, else a consequence."""
-    lines = [line[:LINE_WIDTH] for line in facts.tail.splitlines()]
+    lines = [COLOUR.sub("", line[:LINE_WIDTH]) for line in facts.tail.splitlines()]
     if (cause := _last(lines, CAUSES, facts)) is not None:
         return cause
     return broken_capture(lines, facts) or _last(lines, CONSEQUENCES, facts)

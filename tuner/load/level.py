@@ -114,16 +114,17 @@ async def share(target: Target, plan: Plan, gate: Gate, part: Part = Part(), sta
     """Send one process's part of a level, and read the answers when it is over."""
     target.requests.prepare()
     began, spent = time.perf_counter(), time.process_time()
-    with metronome() as lags, _uncollected():
-        exchanges = await drive(target, plan, gate, part)
-        busy = (time.process_time() - spent) / max(1e-9, time.perf_counter() - began)
-    traces = tuple(read_trace(each, statistics) for each in sorted(exchanges, key=lambda each: each.index))
+    with _uncollected():
+        with metronome() as lags:
+            exchanges = await drive(target, plan, gate, part)
+            busy = (time.process_time() - spent) / max(1e-9, time.perf_counter() - began)
+        traces = tuple(read_trace(each, statistics) for each in sorted(exchanges, key=lambda each: each.index))
     return Share(traces, tuple(lags), busy, gate.uncounted)
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keep the cycle collector from stopping the process while it stamps."""
+    """Keep the cycle collector from stopping the process while it stamps and reads: nothing here has cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from pydantic_core import from_json
 
 from tuner.load.client import Reply, RequestError
 
@@ -46,6 +49,9 @@ def events(reply: Reply) -> Iterator[tuple[float, str]]:
     pending = b""
     lines: list[str] = []
     for time, piece in reply.pieces:
+        if not pending and not lines and _SINGLE(piece):
+            yield time, piece[6:-2].decode("utf-8", "replace")
+            continue
         *complete, pending = (pending + piece).split(b"\n")
         for raw in complete:
             line = raw.removesuffix(b"\r").decode("utf-8", "replace")
@@ -54,6 +60,9 @@ def events(reply: Reply) -> Iterator[tuple[float, str]]:
             elif not line and lines:
                 yield time, "\n".join(lines)
                 lines = []
+
+
+_SINGLE = re.compile(rb"data: [^\r\n]*\n\n").fullmatch  # as nearly every piece is
 
 
 def read_completion(reply: Reply, most: int | None = None) -> Completion | RequestError:
@@ -76,8 +85,8 @@ def read_completion(reply: Reply, most: int | None = None) -> Completion | Reque
         if data == "[DONE]":
             return reader.result(most)
         try:
-            document = json.loads(data)
-        except (ValueError, RecursionError):
+            document = from_json(data)  # a third of what json.loads takes
+        except ValueError:
             return RequestError("malformed", f"an event is not JSON: {data[:120]}")
         if (error := reader.take(time, document)) is not None:
             return error
@@ -189,8 +198,7 @@ def _arrivals(stamps: list[tuple[float, int | None]], total: int) -> tuple[tuple
 def _content(choice: Mapping[str, Any]) -> tuple[str, list[int]]:
     """Return (text, token ids) of a choice of either endpoint."""
     text = choice.get("text")
-    delta = choice.get("delta")
-    if text is None and isinstance(delta, dict):
+    if text is None and isinstance(delta := choice.get("delta"), dict):
         text = "".join(part for key in ("reasoning_content", "content") if isinstance(part := delta.get(key), str))
     ids = choice.get("token_ids")
     clean = [i for i in ids if isinstance(i, int)] if isinstance(ids, list) else []

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-TICK_SECONDS = 0.0037  # no divisor of the intervals that servers keep, so that bursts are met as others are
+TICK_SECONDS = 0.0093  # no divisor of the intervals that servers keep, so that bursts are met as others are
 _MONOTONIC = 1
 
 

@@ -1,0 +1,202 @@
+"""Why a configuration is as fast as it is, in plain words. Pure.
+
+Speed is tokens a round over time a round: a loss is either the drafter's (fewer tokens accepted) or the round's (more
+milliseconds). Importance is how much of what was measured one knob explains; what the next best loses is how far the
+runner-up is behind, and in which of the two.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.labels import label
+from tuner.points import Point
+from tuner.records import Level, TrialRecord
+from tuner.sampling.encode import Encoder
+from tuner.sampling.gp import Gp, fit
+from tuner.space import Assignment, Objective, Space
+
+BOUNDS = {
+    "memory": "reading weights and cache from memory",
+    "compute": "matrix products",
+    "host": "what is not in the roofline: launches, Python, waiting",
+    "acceptance": "the drafter: few drafted tokens are accepted",
+}
+HOST_SHARE = 0.3  # of the roofline: below it, the roofline is not what bounds
+POOR_ACCEPTANCE = 1.5  # tokens a round with a drafter
+
+
+@dataclass(frozen=True)
+class Round:
+    """One decode round of one request: `tokens` come out of `ms`."""
+
+    concurrency: int
+    ms: float
+    tokens: float
+
+    @property
+    def tpot_ms(self) -> float:
+        """Milliseconds per token."""
+        return self.ms / self.tokens
+
+
+@dataclass(frozen=True)
+class Split:
+    """A configuration against another at the same load: factors of tokens a round and of time a round.
+
+    Their quotient is the speed-up: speed = tokens / ms.
+    """
+
+    tokens: float
+    ms: float
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast."""
+        return self.tokens / self.ms
+
+
+def round_of(level: Level) -> Round | None:
+    """Return a level's round, None where TPOT was not measured; without an accept length a round is one token."""
+    each = level.metrics.get("tpot_ms_p50")
+    if each is None or each <= 0:
+        return None
+    tokens = level.metrics.get("accept_length") or 1.0
+    return Round(level.concurrency, each * tokens, tokens)
+
+
+def compare(one: Round, other: Round) -> Split:
+    """Return `one` over `other`."""
+    return Split(one.tokens / other.tokens, one.ms / other.ms)
+
+
+def bound_of(record: TrialRecord, concurrency: int) -> str | None:
+    """Return what bounds a trial at a load: memory, compute, host or acceptance; None where nothing is known."""
+    level = record.level(concurrency)
+    accept = level.metrics.get("accept_length") if level is not None else None
+    speculates = record.config.get("draft", {}).get("kind", "none") != "none"
+    if speculates and accept is not None and accept < POOR_ACCEPTANCE:
+        return "acceptance"
+    found = (record.headroom or {}).get(str(concurrency))
+    if not isinstance(found, Mapping) or "share" not in found:
+        return None
+    return "host" if found["share"] < HOST_SHARE else str(found["bound"])
+
+
+def importance(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> dict[str, float]:
+    """Return, by path, the share of the variation over the space that a knob alone explains; the largest first.
+
+    First-order Sobol indices of a Gaussian process over the measured trials (Saltelli et al. 2008), with points
+    drawn from the space: the variance, over the values of one knob, of the mean over all the others. Shares do not
+    add up to 1 where knobs interact. Empty with fewer than 8 measurements.
+    """
+    found = _fitted(space, records, objective, load)
+    if found is None:
+        return {}
+    model, encoder = found
+    rng = np.random.default_rng(space.file.study.seed)
+    rows = encoder.matrix([_drawn(space, int(seed)) for seed in rng.integers(0, 2**31, 512)])
+    total = float(model.predict(rows)[0].var())
+    groups = np.asarray(encoder.groups)
+    shares: dict[str, float] = {}
+    for index, domain in enumerate(encoder.domains):
+        own = groups == index
+        means = []
+        for value in np.unique(rows[:, own], axis=0)[:16]:
+            fixed = rows[:256].copy()
+            fixed[:, own] = value
+            means.append(float(model.predict(fixed)[0].mean()))
+        shares[domain.path] = float(np.var(means)) / total if total > 0 else 0.0
+    return dict(sorted(shares.items(), key=lambda item: -item[1]))
+
+
+def _drawn(space: Space, seed: int) -> Assignment:
+    return space.draw(random.Random(seed))
+
+
+def _fitted(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> tuple[Gp, Encoder] | None:
+    assignments, costs = [], []
+    for record in records:
+        assignment = space.assignment_of(record.config)
+        level = record.level(load)
+        value = level.metrics.get(objective.metric) if level is not None else None
+        if assignment is not None and value is not None and value > 0:
+            assignments.append(assignment)
+            costs.append(math.log(value))
+    if len(costs) < 8 or not space.domains:
+        return None
+    encoder = Encoder(space.domains)
+    return fit(encoder.matrix(assignments), np.array(costs), encoder.groups), encoder
+
+
+def trial_lines(record: TrialRecord, baseline: TrialRecord | None) -> list[str]:
+    """Return what one trial did at each load, a line each."""
+    lines = []
+    for level in record.levels:
+        own = round_of(level)
+        if own is None:
+            continue
+        text = (
+            f"c={level.concurrency}: {own.ms:.2f} ms a round × {own.tokens:.2f} tokens = {own.tpot_ms:.2f} ms a token"
+        )
+        other = baseline.level(level.concurrency) if baseline is not None else None
+        plain = round_of(other) if other is not None else None
+        if plain is not None and baseline is not None and baseline.trial != record.trial:
+            split = compare(own, plain)
+            text += f"; {split.speedup:.2f}× no speculation ({split.tokens:.2f}× tokens, {split.ms:.2f}× time a round)"
+        bound = bound_of(record, level.concurrency)
+        if bound is not None:
+            text += f"; bound by {BOUNDS.get(bound, bound)}"
+        lines.append(text)
+    return lines
+
+
+def runner_up_line(best: Point, points: Sequence[Point], objective: Objective, searched: Sequence[str]) -> str | None:
+    """Return what the next best configuration at the same load loses and where; None without one."""
+    others = [
+        point
+        for point in points
+        if point.concurrency == best.concurrency
+        and point.trial != best.trial
+        and point.feasible
+        and point.metrics.get(objective.metric) is not None
+    ]
+    own = best.metrics.get(objective.metric)
+    if not others or own is None:
+        return None
+    sign = 1.0 if objective.goal == "min" else -1.0
+    following = min(others, key=lambda point: sign * (point.metrics.get(objective.metric) or 0.0))
+    value = following.metrics[objective.metric] or 0.0
+    loss = abs(value - own) / abs(own) if own else 0.0
+    name = f"trial {following.trial} ({label(following.config, searched)})"
+    if (following.trial, following.concurrency) in best.tied_with:
+        return f"Next best: {name}, {loss:.1%} behind in {objective.metric}: a tie by its interval."
+    return f"Next best: {name} loses {loss:.1%} of {objective.metric}{_where(following, best)}."
+
+
+def _where(point: Point, best: Point) -> str:
+    one, other = _point_round(point), _point_round(best)
+    if one is None or other is None:
+        return ""
+    split = compare(one, other)
+    return f": {split.tokens:.2f}× the tokens a round in {split.ms:.2f}× the time"
+
+
+def _point_round(point: Point) -> Round | None:
+    return round_of(Level(concurrency=point.concurrency, metrics=point.metrics, n=point.n))
+
+
+def importance_line(shares: Mapping[str, float], least: float = 0.02) -> str | None:
+    """Return which knobs mattered, in words; None where nothing is known."""
+    kept = [(path, share) for path, share in shares.items() if share >= least]
+    if not kept:
+        return None
+    words = ", ".join(f"{path} {share:.0%}" for path, share in kept[:5])
+    rest = [path for path, share in shares.items() if share < least]
+    tail = f"; next to nothing: {', '.join(rest[:5])}" if rest else ""
+    return f"What decides: {words}{tail}."

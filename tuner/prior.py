@@ -1,0 +1,71 @@
+"""A roofline cost model as a first guess of every point, calibrated by the trials, dropped when it errs.
+
+Analytic models of serving mislead as answers (errors of 4.6× are on record) and help as hints: they know that weights
+are read once a round and that rows cost products. So the guess is never believed as a level, only as a shape: the
+surrogate models what is left of the measurements after the guess, times a slope fitted to them, is taken off
+(`tuner.sampling.guesses`). The slope is 0 as soon as the guess explains too little of what was measured, and the
+search goes on without it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from engine.config import DFlashDraft, EngineConfig, draft_folder, target_folder
+from engine.errors import EngineError
+from engine.estimate import TYPICAL, DraftShape, Machine, ModelShape, read_draft_shape, read_shape, round_time
+from tuner.sampling.base import Pool
+from tuner.space import Objective
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Guesses of one model pair on one machine."""
+
+    shape: ModelShape
+    draft: DraftShape | None
+    machine: Machine
+
+    @classmethod
+    def of(cls, config: EngineConfig, drafted: EngineConfig | None, machine: Machine) -> Roofline:
+        """Read the shapes.
+
+        Args:
+            config: any configuration of the study.
+            drafted: one that speculates, None when the space has none.
+
+        Raises:
+            EngineError: the models are not readable here.
+        """
+        drafts = [d for d in drafted.drafts if isinstance(d, DFlashDraft)] if drafted is not None else []
+        draft = read_draft_shape(draft_folder(drafted, drafts[0])) if drafted is not None and drafts else None
+        return cls(read_shape(target_folder(config)), draft, machine)
+
+    def guess(self, config: EngineConfig, objective: Objective, level: int) -> float:
+        """Return the logarithm of the objective's cost, NaN where the roofline says nothing of this metric."""
+        try:
+            estimate = round_time(config, self.shape, self.draft, self.machine, running=level, efficiency=TYPICAL)
+        except EngineError:
+            return math.nan  # bandwidth unknown, or no drafter: no guess, and calibrate() drops it
+        sign = 1.0 if objective.goal == "min" else -1.0
+        if objective.metric.startswith("tpot_ms"):
+            return sign * math.log(1e3 * estimate.seconds / estimate.accept_length)
+        if objective.metric.startswith("output_tok_s"):
+            return sign * math.log(estimate.tokens_per_second)
+        return math.nan
+
+
+def with_guesses(pool: Pool, roofline: Roofline, objectives: Sequence[Objective]) -> Pool:
+    """Return the pool with a guess for every point and objective."""
+    guesses = np.full((len(pool.assignments), len(objectives)), np.nan)
+    levels = [objective.level(pool.space.levels) for objective in objectives]
+    for row, assignment in enumerate(pool.assignments):
+        config = pool.space.assemble(assignment)
+        if isinstance(config, EngineConfig):
+            for column, objective in enumerate(objectives):
+                guesses[row, column] = roofline.guess(config, objective, levels[column])
+    return replace(pool, guesses=guesses)

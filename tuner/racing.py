@@ -1,0 +1,125 @@
+"""How long a candidate is measured: a short window for all, longer where it matters, none for what is beaten. Pure.
+
+Optuna refuses to prune with several objectives, and an expensive part of a launch is loading the weights, not
+measuring; what can be saved is windows. Two decisions are made while a server runs:
+
+- after its first concurrency: can this candidate still reach the front? If not, the other levels are not measured;
+- after a short window: does its interval touch the front? If so, it is measured longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tuner.records import Level
+from tuner.space import Objective
+
+SHORT = 0.25  # of the full window
+SLACK = 0.05  # a candidate may be this much better at other levels than any curve seen so far suggests
+
+Interval = tuple[float, float]
+Curve = Mapping[int, Level]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One objective at the concurrency where it counts."""
+
+    metric: str
+    goal: str
+    level: int
+
+    @classmethod
+    def of(cls, objectives: Sequence[Objective], levels: Sequence[int]) -> tuple[Axis, ...]:
+        """Return the axes of a study."""
+        return tuple(cls(o.metric, o.goal, o.level(tuple(levels))) for o in objectives)
+
+    def cost(self, value: float) -> float:
+        """Return the value so that lower is better."""
+        return value if self.goal == "min" else -value
+
+
+def interval_of(level: Level, metric: str) -> Interval | None:
+    """Return a metric's interval, its value alone where it has none, None where it was not measured."""
+    value = level.metrics.get(metric)
+    if value is None:
+        return None
+    return level.intervals.get(metric, (value, value))
+
+
+def optimistic(axis: Axis, first: Level, curves: Sequence[Curve]) -> float | None:
+    """Return the lowest cost on an axis that a candidate may still reach, given its first level.
+
+    At the axis' own level that is the better end of its interval. At another level it is that, times the best ratio
+    between the two levels on any curve measured so far, and a little more. None where no curve tells.
+    """
+    bounds = interval_of(first, axis.metric)
+    if bounds is None:
+        return None
+    best = bounds[0] if axis.goal == "min" else bounds[1]
+    if axis.level == first.concurrency:
+        return axis.cost(best)
+    ratios = []
+    for curve in curves:
+        here, there = curve.get(first.concurrency), curve.get(axis.level)
+        one = here.metrics.get(axis.metric) if here else None
+        other = there.metrics.get(axis.metric) if there else None
+        if one and other:
+            ratios.append(other / one)
+    if not ratios:
+        return None
+    ratio = min(ratios) * (1 - SLACK) if axis.goal == "min" else max(ratios) * (1 + SLACK)
+    return axis.cost(best * ratio)
+
+
+def dominated(first: Level, curves: Sequence[Curve], axes: Sequence[Axis], *, least: int = 4) -> bool:
+    """Tell whether a candidate is beaten whatever its other levels bring.
+
+    It is when some measured curve is better on every axis, at the worse ends of its intervals, than the candidate
+    can still become. Nothing is stopped before `least` curves were measured.
+    """
+    if len(curves) < least:
+        return False
+    hopes = [optimistic(axis, first, curves) for axis in axes]
+    if any(hope is None for hope in hopes):
+        return False
+    return any(_beats(curve, axes, [hope for hope in hopes if hope is not None]) for curve in curves)
+
+
+def _beats(curve: Curve, axes: Sequence[Axis], hopes: Sequence[float]) -> bool:
+    for axis, hope in zip(axes, hopes, strict=True):
+        level = curve.get(axis.level)
+        bounds = interval_of(level, axis.metric) if level is not None else None
+        if bounds is None or max(axis.cost(end) for end in bounds) >= hope:
+            return False
+    return True
+
+
+def touches_front(curve: Curve, front: Sequence[Curve], axes: Sequence[Axis]) -> bool:
+    """Tell whether a candidate may be on the front: no point of it is better on every axis by the intervals.
+
+    Better here means that the better end of the candidate's interval is still worse than the point's own value.
+    """
+    hopes: list[float] = []
+    for axis in axes:
+        level = curve.get(axis.level)
+        bounds = interval_of(level, axis.metric) if level is not None else None
+        if bounds is None:
+            return False
+        hopes.append(min(axis.cost(end) for end in bounds))
+    return not any(_is_better(other, axes, hopes) for other in front)
+
+
+def _is_better(other: Curve, axes: Sequence[Axis], hopes: Sequence[float]) -> bool:
+    for axis, hope in zip(axes, hopes, strict=True):
+        level = other.get(axis.level)
+        value = level.metrics.get(axis.metric) if level is not None else None
+        if value is None or axis.cost(value) >= hope:
+            return False
+    return True
+
+
+def window(full: float, *, touches: bool) -> float:
+    """Return how long a level is measured in all: short, or full where the short one did not settle it."""
+    return full if touches else SHORT * full
