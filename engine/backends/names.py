@@ -7,7 +7,7 @@ from pathlib import Path
 
 from engine.backends.shallow import first_layers
 from engine.config import BUNDLED, EngineConfig, draft_folder, target_folder
-from engine.estimate import Refusal, draft_paths
+from engine.estimate import Machine, Refusal, draft_paths
 
 
 def target_path(config: EngineConfig) -> str:
@@ -49,6 +49,15 @@ def hub_drafts(config: EngineConfig, server: str) -> Iterator[Refusal]:
                 f"{server} has no such option, and the first layers of {name!r} can be split off only from a folder; "
                 f"run `hf download {name} --local-dir DIR` and give DIR, or set it to null",
             )
+
+
+def too_many_gpus(config: EngineConfig, machine: Machine) -> Iterator[Refusal]:
+    """Yield that a server spans more GPUs than there are: known without the model."""
+    needed = config.parallel.gpus
+    if machine.kind == "cuda" and needed > machine.devices:
+        yield Refusal("parallel", f"needs {needed} GPUs, this machine has {machine.devices}; lower a degree")
+    elif machine.kind == "cpu" and needed > 1:
+        yield Refusal("parallel", f"needs {needed} GPUs and none is visible; set every degree to 1")
 
 
 def one_of(values: tuple[object, ...]) -> str:

@@ -23,7 +23,7 @@ from engine.backends.base import (
     count_rounds,
 )
 from engine.backends.commands import find_command
-from engine.backends.names import draft_path, hub_drafts, one_of, target_path
+from engine.backends.names import draft_path, hub_drafts, one_of, target_path, too_many_gpus
 from engine.backends.probe import lacking, options_of
 from engine.backends.sglang_tokens import answer_generate, ask_generate
 from engine.backends.sglang_versions import NEWEST, VERSIONS, Version
@@ -189,6 +189,7 @@ class SGLang:
             *self._refused_draft(config, machine),
             *self._refused_values(config),
             *_refused_parallel(config),
+            *too_many_gpus(config, machine),
             *_refused_precision(config),
         ]
         if isinstance(config.graphs, Captured) and machine.kind == "cpu":

@@ -23,7 +23,7 @@ from engine.backends.base import (
     counter,
 )
 from engine.backends.commands import find_command
-from engine.backends.names import draft_path, hub_drafts, one_of, target_path
+from engine.backends.names import draft_path, hub_drafts, one_of, target_path, too_many_gpus
 from engine.backends.probe import lacking, options_of
 from engine.backends.shallow import shallow_name
 from engine.backends.tokens import answer_by_ids, ask_by_ids
@@ -166,6 +166,7 @@ class VLLM:
             *_refused_policy(config),
             *_refused_values(config),
             *hub_drafts(config, "vLLM"),
+            *too_many_gpus(config, machine),
         ]
         if machine.kind == "cpu":
             found.append(Refusal("backend.kind", "vLLM is mapped for CUDA GPUs and none is visible; use native"))

@@ -1,0 +1,105 @@
+"""The spaces for foreign servers: they load, plan without GPUs or model files, and give the commands on record."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from engine.config import EngineConfig
+from tests.engine.backends.golden import FOLDER, argv_text, machine_file
+from tuner.dryrun import view
+from tuner.errors import UsageError
+from tuner.session import described, plan
+from tuner.space import Infeasible, Space, load_space
+
+__all__ = ["machine_file"]
+
+SPACES = Path(__file__).parents[2] / "search_spaces"
+KIMI = SPACES / "kimi_k2.6_8gpu.yaml"
+BUNDLED_GPU = SPACES / "bundled_sglang_gpu.yaml"
+
+
+def configs(space: Space, machine: str) -> list[EngineConfig]:
+    """Return every configuration of a space that a machine can run."""
+    checks, pruning = plan(space, machine)
+    judged = [pruning.space.judge(point, checks) for point in pruning.space.points()]
+    return [config for config in judged if not isinstance(config, Infeasible)]
+
+
+@pytest.mark.parametrize("path", sorted(SPACES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_space_loads(path: Path) -> None:
+    assert load_space(path).domains
+
+
+@pytest.mark.usefixtures("machine_file")
+def test_kimi_is_planned_without_gpus_and_without_the_models_files() -> None:
+    space = load_space(KIMI)
+    checks, pruning = plan(space, "8xH200")
+    assert (pruning.points, pruning.feasible) == (144, 144)
+    console = Console(width=400, record=True, file=io.StringIO())
+    console.print(view(space, pruning, checks))
+    text = console.export_text()
+    assert "Memory: unknown, the model's folder is not here" in text
+    assert "8 × H200" in text
+    found = configs(space, "8xH200")
+    assert {(config.parallel.tensor, config.parallel.expert) for config in found} == {(8, 1), (8, 8)}
+    blocks = {draft.block_size for config in found for draft in config.drafts if draft.kind == "dflash"}
+    assert blocks == set(range(2, 9))
+    assert all(config.model.trust_remote_code for config in found)
+
+
+@pytest.mark.usefixtures("machine_file")
+@pytest.mark.parametrize("machine", ["4xH200", "H100"])
+def test_kimi_on_too_few_gpus_says_so(machine: str) -> None:
+    checks, pruning = plan(load_space(KIMI), machine)
+    assert pruning.feasible == 0
+    assert any("needs 8 GPUs" in reason for reason in pruning.reasons)
+    assert isinstance(pruning.space.baseline(checks), Infeasible)
+
+
+@pytest.mark.usefixtures("machine_file")
+@pytest.mark.parametrize("version", ["0.5.17", "0.5.23"])
+def test_golden_commands_of_kimi(version: str) -> None:
+    """The corners of the space: no speculation with ep 1, and the longest block with ep 8."""
+    found = [
+        config.model_copy(update={"backend": config.backend.model_copy(update={"version": version})})
+        for config in configs(load_space(KIMI), "8xH200")
+    ]
+    chosen = {"none-ep1": found[0], "dflash8-ep8": found[-1]}
+    assert [(c.draft.kind, c.parallel.expert) for c in chosen.values()] == [("none", 1), ("dflash", 8)]
+    for name, config in chosen.items():
+        golden = FOLDER / f"sglang-{version}-kimi-space-{name}.txt"
+        assert argv_text(config) == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("machine_file")
+def test_golden_commands_of_the_bundled_pair_on_a_gpu() -> None:
+    found = configs(load_space(BUNDLED_GPU), "H200")
+    assert len(found) == 8
+    text = "\n".join(argv_text(config) for config in found)
+    assert text == (FOLDER / "sglang-0.5.17-bundled-gpu-space.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("machine_file")
+def test_sglang_on_a_cpu_keeps_what_it_can_run() -> None:
+    space = load_space(SPACES / "bundled_sglang_cpu.yaml")
+    checks, pruning = plan(space)
+    if checks.machine.kind == "cpu":
+        assert pruning.feasible == 3
+        assert {dropped.value for dropped in pruning.dropped} >= {"dflash"}
+
+
+@pytest.mark.parametrize(("text", "devices", "name"), [("8xH200", 8, "H200"), ("4 × H100", 4, "H100"), ("L4", 1, "L4")])
+def test_machines_by_description(text: str, devices: int, name: str) -> None:
+    machine = described(text)
+    assert (machine.devices, machine.kind) == (devices, "cuda")
+    assert name in machine.name
+
+
+@pytest.mark.parametrize("text", ["", "8x", "0xH200", "8xH9000"])
+def test_machines_that_do_not_exist(text: str) -> None:
+    with pytest.raises(UsageError, match="--machine"):
+        described(text)
