@@ -4,8 +4,9 @@
 
 Every fault of `tests/faults` is served with the bundled pair in bfloat16 under the drafts where it can show, and put
 through the gate as a search would do it, with the reference of a healthy server. Where the gate sees nothing, the
-exactness tests run inside the faulty engine. Healthy servers of many shapes are judged by the texts of eight sets of prompts. What is done is
-kept in `.build/decoding_gate.json`, so that a run of bounded length goes on where the last one stopped.
+exactness tests run inside the faulty engine. Healthy servers of many shapes are judged by the texts of eight sets of
+prompts. What is done is kept in `.build/decoding_gate.json`, so that a run of bounded length goes on where the last
+one stopped.
 """
 
 from __future__ import annotations
