@@ -25,7 +25,7 @@ from tuner.ready import NotReady, await_ready
 from tuner.supervise import supervise
 
 ROUNDS = 200
-STUDIES = 20
+STUDIES = 10
 KILLS_A_STUDY = 6
 CHUNKS = 8  # of the rounds; every chunk is a step, so that the proof can be stopped and gone on with
 STUDY_CHUNKS = 5
