@@ -27,6 +27,7 @@ from tuner.records import (
     TrialRecord,
     Workload,
 )
+from tuner.reference import Parity, Reference
 from tuner.space.model import Budget, Constraint, LocalExecutor, Objective, Pick, SpaceFile, Study
 from tuner.space.schema import standard
 
@@ -160,6 +161,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "stages": stages,
     "trial": lambda: fields(TrialRecord),
     "level": lambda: fields(Level),
+    "parity": lambda: fields(Parity),
+    "reference": lambda: fields(Reference),
     "failure": lambda: fields(Failure),
     "event": lambda: fields(Event),
     "front": front_entry,
