@@ -131,7 +131,7 @@ def programs() -> dict[str, Any]:
 
 def _call(command: list[str], folder: Path) -> str | None:
     """Run a program; return what is wrong, None when it went well."""
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "COLUMNS": "200"}
+    environment = os.environ | {"COLUMNS": "200"}
     with (folder / "output.txt").open("w+") as out:
         try:
             done = subprocess.run(
@@ -173,18 +173,16 @@ def _aiperf(command: list[str], port: int, streams: int, folder: Path) -> dict[s
 
 
 def _guidellm(command: list[str], port: int, streams: int, folder: Path) -> dict[str, float] | str:
-    options = {
-        "--target": f"http://127.0.0.1:{port}",
-        "--model": "exact",
-        "--processor": TOKENIZER,
-        "--profile": "concurrent",
-        "--rate": streams,
-        "--max-requests": 4 * streams,
-        "--data": "prompt_tokens=32,output_tokens=400",
-        "--output-path": folder / "guidellm.json",
-    }
-    words = [str(word) for pair in options.items() for word in pair]
-    if (problem := _call([*command, "benchmark", "run", *words], folder)) is not None:
+    words = [
+        *("--backend", f"kind=openai_http,target=http://127.0.0.1:{port},model=exact"),
+        *("--profile", f"kind=concurrent,streams={streams}"),
+        *("--constraint", f"kind=max_requests,count={4 * streams}"),
+        *("--tokenizer", f"kind=huggingface_auto,model={TOKENIZER}"),
+        *("--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=400"),
+        *("--output", f"kind=json,path={folder / 'guidellm.json'}"),
+        "--disable-console-interactive",
+    ]
+    if (problem := _call([*command, "run", *words], folder)) is not None:
         return problem
     metrics = json.loads((folder / "guidellm.json").read_text())["benchmarks"][0]["metrics"]
     return {

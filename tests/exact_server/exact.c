@@ -141,13 +141,15 @@ static size_t chunk(char *to, const char *body, size_t length) {
     return n + 2;
 }
 
+static const char *object_of(const Connection *c) { return c->chat ? "chat.completion.chunk" : "text_completion"; }
+
 static size_t event(char *to, Connection *c, int tokens, int last) {
     char body[2048], text[256], usage[128] = ""; size_t n = 0; int i;
     for (i = 0; i < tokens && i < 40; i++) n += (size_t)sprintf(text + n, " tok");
     text[n] = 0;
     if (c->continuous) sprintf(usage, ",\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":%d}", c->sent);
-    n = (size_t)sprintf(body, "data: {\"id\":\"%llu\",\"model\":\"exact\",\"choices\":[{\"index\":0,%s%s%s,\"finish_reason\":%s}]%s}\n\n",
-        (unsigned long long)c->number, c->chat ? "\"delta\":{\"content\":\"" : "\"text\":\"", text, c->chat ? "\"}" : "\"",
+    n = (size_t)sprintf(body, "data: {\"id\":\"%llu\",\"object\":\"%s\",\"created\":0,\"model\":\"exact\",\"choices\":[{\"index\":0,%s%s%s,\"finish_reason\":%s}]%s}\n\n",
+        (unsigned long long)c->number, object_of(c), c->chat ? "\"delta\":{\"content\":\"" : "\"text\":\"", text, c->chat ? "\"}" : "\"",
         last ? "\"length\"" : "null", usage);
     return chunk(to, body, n);
 }
@@ -160,8 +162,8 @@ static void write_chunk(int fd) {
     last = c->sent >= c->total;
     n = event(data, c, tokens, last);
     if (last) {
-        size_t m = (size_t)sprintf(body, "data: {\"id\":\"%llu\",\"model\":\"exact\",\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":%d}}\n\n",
-            (unsigned long long)c->number, c->sent);
+        size_t m = (size_t)sprintf(body, "data: {\"id\":\"%llu\",\"object\":\"%s\",\"created\":0,\"model\":\"exact\",\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":%d}}\n\n",
+            (unsigned long long)c->number, object_of(c), c->sent);
         n += chunk(data + n, body, m);
         n += chunk(data + n, "data: [DONE]\n\n", 14);
         n += (size_t)sprintf(data + n, "0\r\n\r\n");

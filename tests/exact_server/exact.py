@@ -64,6 +64,7 @@ class Stream:
         self.number, self.received, self.schedule = number, received, schedule
         self.total = field(body, b"max_tokens", field(body, b"max_completion_tokens", 16))
         self.continuous = field(body, b"continuous_usage_stats", 0) == 1
+        self.object = b"chat.completion.chunk" if chat else b"text_completion"
         self.form = b'"delta":{"content":"%b"}' if chat else b'"text":"%b"'
         self.random = schedule.random(number)
         self.index = self.sent = 0
@@ -79,7 +80,7 @@ class Stream:
         self.sent += self.tokens
         self.index += 1
         usage = b'"usage":{"prompt_tokens":3,"completion_tokens":%d}' % self.sent
-        start = b'data: {"id":"%d","model":"exact","choices":[' % self.number
+        start = b'data: {"id":"%d","object":"%b","created":0,"model":"exact","choices":[' % (self.number, self.object)
         finish = b'"length"' if self.over else b"null"
         choice = b'{"index":0,%b,"finish_reason":%b}]' % (self.form % (WORD * min(self.tokens, 40)), finish)
         data = chunked(start + choice + (b"," + usage if self.continuous else b"") + b"}\n\n")
