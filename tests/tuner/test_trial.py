@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import tuner.trial
-from tests.fake_server.faults import BAD, GOOD, backend_for
+from tests.fake_server.faults import BAD, GOOD, ONLY_IN_PROOF, backend_for
 from tests.fake_server.plan import Plan
 from tests.tuner.running import family, make_spec, run_fake, wait_until
 from tuner.load.sources import JsonlPrompts
@@ -17,8 +17,10 @@ from tuner.records import LeaseRequest
 ONE_CHUNK = ("a whole answer in one chunk", "compiles in its first completion")
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_a_good_server_is_measured(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", [name for name in GOOD if name not in ONLY_IN_PROOF])
+def test_a_good_server_is_measured(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.ready.STALL_SHARE", 3.0)  # a busy machine may starve it for a while
+    monkeypatch.setattr("tuner.ready.FAILURE_PAUSE", 0.1)
     case = GOOD[name]
     record, events = run_fake(tmp_path, case.plan, levels=(1, 3), limits=case.limits)
     assert record.failure is None
@@ -66,9 +68,10 @@ def test_events_tell_the_course(tmp_path: Path) -> None:
     assert record.resolved == {"model": {"target": "fake"}}
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("name", [name for name in BAD if name not in ONLY_IN_PROOF])
 def test_a_bad_server_fails_with_kind_and_stage(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.supervise.PORT_SECONDS", 0.2)  # a stranger keeps its port
+    monkeypatch.setattr("tuner.ready.FAILURE_PAUSE", 0.1)
     case = BAD[name]
     with backend_for(case) as backend:
         record, events = run_fake(tmp_path, case.plan, backend, limits=case.limits)
