@@ -79,7 +79,9 @@ class Peer(Kept):
 class Parity(Kept):
     """What the gate saw of one trial. Regret and bound in nats."""
 
-    verdict: Literal["reference", "passed", "failed", "off"]
+    verdict: Literal["reference", "passed", "failed", "off"] = Field(
+        description="`reference` is the baseline's: it wrote the texts; `off` is not judged."
+    )
     why: tuple[str, ...] = Field((), description="What is wrong, or why nothing was judged.")
     texts: NonNegativeInt = Field(0, description="Generations judged.")
     positions: NonNegativeInt = Field(0, description="Tokens judged against the reference.")
