@@ -22,7 +22,7 @@ import yaml
 from engine import backends
 from engine.backends import Backend
 from engine.errors import EngineError
-from tuner.counters import between, read_counters
+from tuner.counters import between, read_counters, read_rounds, with_accept_length
 from tuner.errors import TunerError
 from tuner.executors.base import Lease
 from tuner.failures import Remains, classify, from_error, from_trace
@@ -86,8 +86,8 @@ async def run_trial(spec: TrialSpec, emit: Callable[[Event], None], backend: Bac
     try:
         chosen = backends.get(spec.config) if backend is None else backend
         requests = make_requests(spec.workload, spec.served_name, spec.seed)
-        async with _leased(spec, journal) as held:
-            with _served(spec, held, chosen, journal) as server:
+        async with leased(spec, journal) as held:
+            with served(spec, held, chosen, journal) as server:
                 outcome = await _try(spec, server, held, chosen, requests, journal)
         return journal.close(_record(spec, outcome, server))
     except NotLeased as error:
@@ -135,11 +135,13 @@ async def _try(
     for index, concurrency in enumerate(spec.levels):
         with journal.level(concurrency) as done:
             before = await read_counters(server.endpoint, backend.probes.server_info)
+            rounds = await read_rounds(server.endpoint, backend)
             level = await _level(spec, server, held, backend, requests, index, concurrency)
             if isinstance(level, Remains):
                 return Outcome(tuple(levels), resolved, level, parity)
             after = await read_counters(server.endpoint, backend.probes.server_info)
             level = level.model_copy(update={"server": between(before, after)})
+            level = with_accept_length(level, rounds, await read_rounds(server.endpoint, backend))
             done(level)
         levels.append(level)
     return Outcome(tuple(levels), resolved, None, parity)
@@ -170,7 +172,7 @@ async def _level(
         runs: list[Run] = []
         for _ in range(spec.workload.repeats):
             plan = Plan(concurrency, spec.workload, spec.seed, first)
-            run = await _run(spec, server, target, plan, backend)
+            run = await run_window(spec, server, target, plan, backend)
             if isinstance(run, Remains):
                 return run
             runs.append(run)
@@ -182,7 +184,7 @@ async def _level(
     return Remains("load", f"the load generator was too slow at {concurrency} requests: {late}", "client_bound", None)
 
 
-async def _run(spec: TrialSpec, server: Server, target: Target, plan: Plan, backend: Backend) -> Run | Remains:
+async def run_window(spec: TrialSpec, server: Server, target: Target, plan: Plan, backend: Backend) -> Run | Remains:
     """Put one window's load on the server; Remains when there is nothing to measure."""
     where = f"at {plan.users} requests"
     limit = spec.limits.level_s + spec.workload.bound
@@ -221,7 +223,7 @@ async def _death(process: Supervised) -> Exit | None:
 
 
 @contextlib.asynccontextmanager
-async def _leased(spec: TrialSpec, journal: Journal) -> AsyncIterator[Lease]:
+async def leased(spec: TrialSpec, journal: Journal) -> AsyncIterator[Lease]:
     """Hold the lease of a trial."""
     journal.begin("lease")
     async with lease(spec.lease, _holder(spec), spec.limits.lease_s, journal.tell) as held:
@@ -231,7 +233,7 @@ async def _leased(spec: TrialSpec, journal: Journal) -> AsyncIterator[Lease]:
 
 
 @contextlib.contextmanager
-def _served(spec: TrialSpec, held: Lease, backend: Backend, journal: Journal) -> Iterator[Server]:
+def served(spec: TrialSpec, held: Lease, backend: Backend, journal: Journal) -> Iterator[Server]:
     """Run the trial's server on a fresh port; leaving the block stops it and proves it gone, from the GPUs too.
 
     Raises:
