@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from tuner.points import violations
-from tuner.records import TrialRecord, canonical, config_dict
+from tuner.racing import Axis, expected
+from tuner.records import Level, TrialRecord, canonical, config_dict
 from tuner.sampling import DEFAULT, Observation, Pool, Proposal, Sampler, View, key_of, seed_of
 from tuner.space import Assignment, Infeasible, Refusals, Space
 from tuner.suggest import Suggestion, parameters, suggest
@@ -67,6 +68,7 @@ class Brain:
             directions=directions, sampler=blank, storage=storage, study_name=space.file.study.name
         )
         self._observations: list[Observation] = []
+        self._curves: list[dict[int, Level]] = []
         self._trial_of: dict[str, int] = {}  # the first launch of each key
         self._seen: set[str] = set()  # configurations, also of points that are not of the space
         self._barred: set[str] = set()  # keys of points that can't run
@@ -115,6 +117,8 @@ class Brain:
         if record.state == "infeasible":
             self._barred.add(key)
         else:
+            if record.state == "measured":
+                self._curves.append({level.concurrency: level for level in record.levels})
             self._observations.append(
                 Observation(key, assignment, None if values is None else tuple(values), tuple(broken))
             )
@@ -132,6 +136,8 @@ class Brain:
 
     def _values(self, record: TrialRecord) -> list[float] | None:
         """Return one value per objective, or None where there is none to tell."""
+        if record.state == "pruned" and record.levels:
+            return self._expected(record)
         if record.state != "measured":
             return None
         values = []
@@ -142,6 +148,12 @@ class Brain:
                 return None
             values.append(value)
         return values
+
+    def _expected(self, record: TrialRecord) -> list[float] | None:
+        """Return the values that a candidate would probably have had whose other levels a race left out."""
+        axes = Axis.of(self._objectives, self._space.levels)
+        found = [expected(axis, record.levels[0], self._curves) for axis in axes]
+        return None if any(value is None for value in found) else [value for value in found if value is not None]
 
     def _tell_failure(self, assignment: Assignment, record: TrialRecord) -> None:
         if self._sampler.forgets_failures and record.state == "failed":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from engine.config import EngineConfig, PolicyDraft
@@ -149,7 +150,7 @@ def _switches(made: list[Curve], index: int, other: Curve) -> bool:
 
 
 def _count(made: Sequence[Curve]) -> int:
-    return sum(one is not other for one, other in zip(made, made[1:], strict=False))
+    return sum(one is not other for one, other in pairwise(made))
 
 
 def _ranges(levels: Sequence[int], chosen: Sequence[Curve]) -> tuple[Range, ...]:

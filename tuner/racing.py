@@ -9,6 +9,7 @@ measuring; what can be saved is windows. Two decisions are made while a server r
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,6 +61,14 @@ def optimistic(axis: Axis, first: Level, curves: Sequence[Curve]) -> float | Non
     best = bounds[0] if axis.goal == "min" else bounds[1]
     if axis.level == first.concurrency:
         return axis.cost(best)
+    ratios = _ratios(axis, first, curves)
+    if not ratios:
+        return None
+    ratio = min(ratios) * (1 - SLACK) if axis.goal == "min" else max(ratios) * (1 + SLACK)
+    return axis.cost(best * ratio)
+
+
+def _ratios(axis: Axis, first: Level, curves: Sequence[Curve]) -> list[float]:
     ratios = []
     for curve in curves:
         here, there = curve.get(first.concurrency), curve.get(axis.level)
@@ -67,10 +76,17 @@ def optimistic(axis: Axis, first: Level, curves: Sequence[Curve]) -> float | Non
         other = there.metrics.get(axis.metric) if there else None
         if one and other:
             ratios.append(other / one)
-    if not ratios:
-        return None
-    ratio = min(ratios) * (1 - SLACK) if axis.goal == "min" else max(ratios) * (1 + SLACK)
-    return axis.cost(best * ratio)
+    return ratios
+
+
+def expected(axis: Axis, first: Level, curves: Sequence[Curve]) -> float | None:
+    """Return what a candidate that was stopped after its first level would probably have had on an axis: its value
+    there, times the median ratio of the curves measured so far. None where no curve tells."""
+    value = first.metrics.get(axis.metric)
+    if value is None or axis.level == first.concurrency:
+        return value
+    ratio = _ratios(axis, first, curves)
+    return value * statistics.median(ratio) if ratio else None
 
 
 def dominated(first: Level, curves: Sequence[Curve], axes: Sequence[Axis], *, least: int = 4) -> bool:

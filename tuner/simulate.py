@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import Field, FiniteFloat, ValidationError
@@ -129,6 +130,10 @@ class Truth:
         """Return the share of the whole table's hypervolume that feasible costs have."""
         return hypervolume(np.array(found).reshape(len(found), len(self.objectives)), self.reference) / self.volume
 
+    def objective_costs(self, row: Row) -> Array | None:
+        """Return a row's true costs, None where it fails or breaks a limit."""
+        return self.costs[canonical(row.record.config)]
+
     def regret(self, record: TrialRecord) -> float:
         """Return by which share a configuration's true value misses the best."""
         value = value_at(record, self.metric, self.load)
@@ -165,12 +170,13 @@ def _costs(record: TrialRecord, space: Space) -> Array | None:
 
 def measured_again(row: Row, trial: int, rng: np.random.Generator, of: int | None = None) -> TrialRecord:
     """Return what a launch of a row would be recorded as."""
-    levels = tuple(_scattered(level, row.noise, rng) for level in row.record.levels)
+    levels = tuple(scattered(level, row.noise, rng) for level in row.record.levels)
     role = "search" if of is None else "repeat"
     return row.record.model_copy(update={"trial": trial, "levels": levels, "role": role, "of": of})
 
 
-def _scattered(level: Level, noise: Mapping[str, float], rng: np.random.Generator) -> Level:
+def scattered(level: Level, noise: Mapping[str, float], rng: np.random.Generator) -> Level:
+    """Return a level with log-normal noise of these coefficients of variation, and intervals to match."""
     metrics = dict(level.metrics)
     intervals: dict[str, tuple[float, float]] = {}
     for name, value in level.metrics.items():
@@ -238,13 +244,13 @@ class Game:
         measuring the contenders again."""
         study = self.space.file.study.model_copy(update={"seed": seed})
         space = replace(self.space, file=self.space.file.model_copy(update={"study": study}))
-        brain = Brain(space, self.table.refusals, sampler=sampler, pool=_reseeded(self.pool, space))
+        brain = Brain(space, self.table.refusals, sampler=sampler, pool=reseeded(self.pool, space))
         tape = _Tape(self, np.random.default_rng(seed_of(seed, 1_000_003)))
-        tape.launch(_baseline(space, self.table), None)
+        tape.launch(baseline_row(space, self.table), None)
         brain.tell(tape.records[-1])
         search = trials - round(confirm * trials) if trials >= 8 else trials
         while len(tape.records) < search:
-            row, of = _next(brain, self.table, len(tape.records))
+            row, of = next_row(brain, self.table, len(tape.records))
             if row is None:
                 break
             tape.launch(row, of)
@@ -307,14 +313,15 @@ class _Tape:
         )
 
 
-def _next(brain: Brain, table: Table, number: int) -> tuple[Row | None, int | None]:
+def next_row(brain: Brain, table: Table, number: int) -> tuple[Row | None, int | None]:
+    """Return the row that a brain suggests, and the trial that it repeats; None, None when it has nothing left."""
     suggestion = brain.ask(number)
     if suggestion is None or isinstance(suggestion.judged, Infeasible):
         return None, None
     return table.by_config[canonical(suggestion.judged.model_dump(mode="json"))], suggestion.repeat
 
 
-def _reseeded(pool: Pool, space: Space) -> Pool:
+def reseeded(pool: Pool, space: Space) -> Pool:
     """Return the pool for the same space with another seed, sharing what was computed."""
     made = Pool(space, pool.assignments, pool.guesses)
     for name in ("keys", "index", "encoder", "features"):
@@ -322,7 +329,7 @@ def _reseeded(pool: Pool, space: Space) -> Pool:
     return made
 
 
-def _baseline(space: Space, table: Table) -> Row:
+def baseline_row(space: Space, table: Table) -> Row:
     """Return the first baseline in the table; without one, its first measured row."""
     for assignment in space.baselines():
         config = space.assemble(assignment)

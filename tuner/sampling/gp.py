@@ -2,7 +2,7 @@
 
 Kernel: Matérn 5/2 with one length scale per domain (Rasmussen & Williams 2006, eq. 4.17), plus noise that may be
 larger for some observations. Hyperparameters maximise the marginal likelihood times broad log-normal priors, by
-L-BFGS with exact gradients from fixed starts: the same observations give the same model, in whatever order they
+L-BFGS with exact gradients from the priors' means: the same observations give the same model, in whatever order they
 came and whatever was fitted before.
 """
 
@@ -97,19 +97,11 @@ def fit(
     extra = np.ones(len(y)) if loads is None else loads
     index = np.asarray(groups, dtype=np.intp)
     squared = [_squared(x[:, index == group]) for group in range(int(index.max()) + 1 if len(index) else 0)]
-    best: tuple[float, Array] | None = None
-    for start in _starts(len(squared), prior):
-        found = minimize(
-            _objective,
-            start,
-            args=(squared, target, extra, prior),
-            jac=True,
-            method="L-BFGS-B",
-            options={"maxiter": 40},
-        )
-        if best is None or found.fun < best[0]:
-            best = (float(found.fun), np.asarray(found.x))
-    theta = best[1] if best is not None else np.zeros(2)
+    start = np.array([prior.length[0]] * len(squared) + [prior.signal[0], prior.noise[0]])
+    found = minimize(
+        _objective, start, (squared, target, extra, prior), jac=True, method="L-BFGS-B", options={"maxiter": 30}
+    )
+    theta = np.clip(np.asarray(found.x), -12, 8)
     lengths, signal, noise = np.exp(theta[:-2]), float(np.exp(theta[-2])), float(np.exp(theta[-1]))
     scales = lengths[index] if len(index) else np.ones(0)
     covariance = matern(distances(x / scales, x / scales), signal) + np.diag(noise * extra + JITTER)
@@ -121,13 +113,6 @@ def fit(
 def _squared(columns: Array) -> Array:
     difference = columns[:, None, :] - columns[None, :, :]
     return np.asarray((difference**2).sum(-1))
-
-
-def _starts(domains: int, prior: Prior) -> list[Array]:
-    """Two starts: everything smooth and quiet, and everything short and noisy."""
-    smooth = [prior.length[0] + 0.5] * domains + [prior.signal[0], prior.noise[0] - 1.0]
-    rough = [prior.length[0] - 1.0] * domains + [prior.signal[0], prior.noise[0] + 2.0]
-    return [np.array(smooth), np.array(rough)]
 
 
 def _objective(theta: Array, squared: list[Array], y: Array, extra: Array, prior: Prior) -> tuple[float, Array]:

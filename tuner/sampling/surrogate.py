@@ -15,13 +15,17 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import ndtr
 
+from tuner.records import canonical
 from tuner.sampling.acquisition import expected_improvement
 from tuner.sampling.base import Array, Costs, Proposal, Repeats, View, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
+from tuner.sampling.encode import numeric
 from tuner.sampling.gp import Gp, Prior, fit
 from tuner.sampling.guesses import calibrate
+from tuner.space import Assignment, Choices
 
 CRASH_PRIOR = Prior(length=(0.0, 0.7), signal=(0.0, 0.7), noise=(-3.0, 1.0))
+GIVEN_UP = 3  # failures of a word that never ran
 HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
 
 
@@ -29,10 +33,11 @@ HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
 class Surrogate:
     """The knobs of the default sampler.
 
-    `startup`: launches before anything is modelled, `guided` where a prior gives a first guess. `repeat_from`: launches before a point may be measured again,
-    since a short search has none to spare. `tolerated`: share of crashes that is a fair price for what they teach.
-    `least` and `noisy`: gains that do not count, in log units and in standard deviations of a measurement; without
-    them a search ends up comparing points that differ by noise alone.
+    `startup`: launches before anything is modelled, `guided` where a prior gives a first guess. `repeat_from`:
+    launches before a point may be measured again, since a short search has none to spare. `tolerated`: share of
+    crashes that is a fair price for what they teach. `least` and `noisy`: gains that do not count, in log units and
+    in standard deviations of a measurement; without them a search ends up comparing points that differ by noise.
+    `fairness`: every so many launches a word that never ran gets another chance (`untested`).
     """
 
     startup: int = 8
@@ -40,7 +45,8 @@ class Surrogate:
     repeat_from: int = 24
     tolerated: float = 0.06
     least: float = 0.01
-    noisy: float = 0.5
+    noisy: float = 1.0
+    fairness: int = 3
     repeats: Repeats = "when worth it"
     forgets_failures: ClassVar[bool] = False
     kind: ClassVar[str] = "surrogate"
@@ -60,6 +66,10 @@ class Surrogate:
         allowed = self.allowed(view)
         if all(view.pool.keys[index] in view.seen for index in allowed):
             return None  # the confirmation measures the best again; the search has nothing left to find
+        doubtful = untested(view) if view.number % self.fairness == 0 else None
+        if doubtful is not None:
+            held = [i for i in allowed if _has(view.pool.assignments[i], doubtful)]
+            allowed = np.array(held, dtype=np.intp) if held else allowed
         score = self.score(view, allowed)
         rng = np.random.default_rng(view.seed)
         best = np.flatnonzero(score >= score.max() * (1 - 1e-9))
@@ -106,6 +116,28 @@ class Surrogate:
         model = fit(costs.x, 2 * costs.crashed - 1, groups, prior=CRASH_PRIOR, center=HEALTHY)
         mean, sd = model.predict(x)
         return np.asarray(ndtr(-mean / np.maximum(sd, 1e-9)))
+
+
+def untested(view: View) -> tuple[str, str] | None:
+    """Return (path, word) of a choice that no successful launch had, unless it failed often; None when all are settled.
+
+    Two early crashes can share a word that was not their cause, and a model that blames it never looks again. So a
+    word is given up only after three failures.
+    """
+    for domain in view.pool.space.domains:
+        if not isinstance(domain, Choices) or numeric(domain):
+            continue
+        for choice in domain.values:
+            word = domain.path, canonical(choice)
+            with_it = [o.values is not None for o in view.observations if _has(o.assignment, word)]
+            if not any(with_it) and len(with_it) < GIVEN_UP:
+                return word
+    return None
+
+
+def _has(assignment: Assignment, word: tuple[str, str]) -> bool:
+    path, value = word
+    return path in assignment and canonical(assignment[path]) == value
 
 
 def _chance_to_hold(costs: Costs, known: Array, groups: tuple[int, ...], x: Array) -> Array:
