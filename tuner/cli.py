@@ -229,6 +229,29 @@ def load(
 
 
 @app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A launch file, an EngineConfig, or STUDY:TRIAL.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="What it is compared with.")],
+    concurrency: Annotated[list[int] | None, typer.Option(min=1, help="A level; may be repeated.")] = None,
+    pairs: Annotated[int, typer.Option(min=1, help="Windows of each side, per level.")] = 6,
+    window: Annotated[str, typer.Option(help="Shortest measured time of a window.")] = "5s",
+    output_tokens: Annotated[int, typer.Option(min=1, help="Most tokens generated per request.")] = 64,
+    prompts: Annotated[str, typer.Option(help="`bundled`, `random`, or a JSONL or ShareGPT file.")] = "bundled",
+    relaunch: Annotated[bool, typer.Option("--relaunch", help="Start a server for each window; one runs.")] = False,
+    ready: Annotated[float, typer.Option(min=1, help="Seconds a server may take to become ready.")] = 900.0,
+    seed: Annotated[int, typer.Option(min=0, help="Order of prompts and arrivals.")] = 0,
+    as_json: Annotated[Path | None, typer.Option("--json", help="File to write.")] = None,
+) -> None:
+    """Measure two configurations in turns, and say which is better, with the paired interval."""
+    from tuner.compare import Asked
+    from tuner.compare import compare as measure
+
+    levels = sorted(set(concurrency or (1, 4, 8)))
+    workload = {"prompts": prompts, "window": window, "output_tokens": output_tokens, "concurrency": levels}
+    measure(Asked(a, b, workload, pairs, seed, ready, relaunch, as_json), console())
+
+
+@app.command()
 def report(
     study: StudyPath,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: report.html there.")] = None,
