@@ -18,8 +18,8 @@ SMOKE = Path(__file__).parents[1] / "data" / "smoke_pair"
 DRAWS = (Sampling(0.9, seed=5), Sampling(0.9, top_k=3, seed=6), Sampling(0.9, top_p=0.5, seed=7), *[GREEDY] * 8)
 LATE = len(DRAWS)  # id of the request that comes after the cancelled one has gone
 CANCELLED, CANCEL_AFTER = 4, 16  # rounds
-ENDS = 9  # the request that eos tokens may end
-EOS = (274,)  # first comes inside a round, whatever drafts
+ENDS = (3, 9)  # the requests that eos tokens may end
+EOS = (422, 268)  # first comes inside a round, whatever drafts
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,12 @@ def loop_for(setting: Setting, sample: str = "greedy", dtype: str = "float32") -
     """Return a fresh engine on the smoke pair; small pages and chunks, so that every border is crossed."""
     drafter = {"model": str(SMOKE / "draft"), "block_size": 6, "sample": sample}
     chain, tree = {"kind": "dflash", **drafter}, {"kind": "ddtree", "nodes": 12, **drafter}
+    longer = {**chain, "block_size": 13}
     drafts: dict[Setting, dict[str, Any]] = {
         Setting.NONE: {"kind": "none"},
         Setting.DFLASH: chain,
         Setting.DDTREE: tree,
-        Setting.POLICY: {"kind": "policy", "by_running": [[1, 3, chain], [4, 6, {"kind": "none"}], [7, None, tree]]},
+        Setting.POLICY: {"kind": "policy", "by_running": [[1, 3, longer], [4, 6, {"kind": "none"}], [7, None, tree]]},
     }
     config = {
         "model": {"target": str(SMOKE / "target"), "dtype": dtype},
@@ -62,7 +63,7 @@ def requests() -> list[Request]:
     prompts = [each["token_ids"] for each in json.loads((SMOKE / "prompts.json").read_text())]
     made = []
     for number, draw in enumerate((*DRAWS, GREEDY)):
-        eos = EOS if number == ENDS else ()
+        eos = EOS if number in ENDS else ()
         prompt = tuple(prompts[number - 3][: 12 if number == LATE else 96 - 7 * number])
         made.append(Request(number, prompt, 12 + 6 * number, eos, draw, logprobs=0))
     return made
