@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from engine.backends import Backend, RoundCounts
 from tuner.load.client import Client, Endpoint
+from tuner.records import Level
 
 SECONDS = 5.0
 PARTS = ("prefill", "propose", "forward", "accept", "commit")  # of a round, as engine.protocol.Rounds counts them
@@ -28,6 +30,22 @@ async def read_counters(endpoint: Endpoint, path: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
+
+
+async def read_rounds(endpoint: Endpoint, backend: Backend) -> RoundCounts | None:
+    """Return the verify rounds in /metrics of a server whose requests do not tell theirs; None where there are none."""
+    async with Client(endpoint) as client:
+        reply = await client.get(backend.probes.metrics, SECONDS)
+    if reply.error is not None or reply.status != 200:
+        return None
+    return backend.round_counts(reply.body.decode("utf-8", "replace"))
+
+
+def with_accept_length(level: Level, before: RoundCounts | None, after: RoundCounts | None) -> Level:
+    """Return the level with the server's accept length where its requests told none."""
+    if level.metrics.get("accept_length") is not None or before is None or after is None:
+        return level
+    return level.model_copy(update={"metrics": {**level.metrics, "accept_length": after.accept_length(before)}})
 
 
 def between(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -117,12 +117,6 @@ def counter(metrics_text: str, name: str) -> float | None:
     return sum(values) if values and all(map(math.isfinite, values)) else None
 
 
-def count_rounds(metrics_text: str, tokens: str, rounds: str) -> RoundCounts | None:
-    """Return the counts from the names of two counters; None where the server has no verify rounds."""
-    found = counter(metrics_text, tokens), counter(metrics_text, rounds)
-    return None if found[0] is None or found[1] is None else RoundCounts(found[0], found[1])
-
-
 class Backend(Protocol):
     """A server that an EngineConfig can run on."""
 

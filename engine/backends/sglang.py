@@ -20,7 +20,7 @@ from engine.backends.base import (
     Probes,
     RequestStats,
     RoundCounts,
-    count_rounds,
+    counter,
 )
 from engine.backends.commands import find_command
 from engine.backends.names import draft_path, hub_drafts, one_of, target_path, too_many_gpus
@@ -60,7 +60,7 @@ METRICS = MetricNames(
     accept_length="sglang:spec_accept_length",
     accepted_by_position=None,
 )
-VERIFY_CALLS = "sglang:spec_verify_calls_total"
+VERIFY_CALLS, REQUESTS = "sglang:spec_verify_calls_total", "sglang:num_requests_total"
 _DTYPES = ("auto", "bfloat16", "float32")
 _KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
@@ -270,11 +270,15 @@ class SGLang:
     # -------------------------------------------------------------------------------------------- what it answers
 
     def request_stats(self, body: Mapping[str, Any]) -> RequestStats:
-        """Read `spec_accept_length` and `spec_verify_ct` where an answer carries them (meta_info, or sglext)."""
+        """Read a request's verify rounds where an answer carries them (meta_info, or sglext).
+
+        SGLang's own length divides all tokens by the rounds; the first token is the prefill's and no round's.
+        """
         for holder in _holders(body):
-            count, length = holder.get("spec_verify_ct"), holder.get("spec_accept_length")
-            if isinstance(count, int) and count > 0 and isinstance(length, int | float):
-                return RequestStats(float(length), count)
+            count, usage = holder.get("spec_verify_ct"), body.get("usage")
+            tokens = holder.get("completion_tokens") or (usage or {}).get("completion_tokens")
+            if isinstance(count, int) and count > 0 and isinstance(tokens, int):
+                return RequestStats((tokens - 1) / count, count)
         return RequestStats(None, None)
 
     def ask(self, ask: Ask) -> tuple[str, dict[str, Any]]:
@@ -286,8 +290,13 @@ class SGLang:
         return answer_generate(ask, body, self.request_stats(body))
 
     def round_counts(self, metrics_text: str) -> RoundCounts | None:
-        """Read tokens and verify rounds of all finished requests from /metrics."""
-        return count_rounds(metrics_text, self.metrics.generated_tokens, VERIFY_CALLS)
+        """Read tokens and verify rounds of all finished requests from /metrics, without each request's first token."""
+        tokens, rounds, requests = (
+            counter(metrics_text, name) for name in (self.metrics.generated_tokens, VERIFY_CALLS, REQUESTS)
+        )
+        if tokens is None or requests is None:
+            return None
+        return RoundCounts(tokens - requests, rounds or 0.0)  # the rounds' counter appears with the first one
 
     def resolved(self, server_info: Mapping[str, Any]) -> dict[str, Any]:
         """Return the config that runs, and under `pins` what was pinned and runs otherwise.

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.backends import Launch, MetricNames, Native, Probes, RequestStats
+from engine.backends import Launch, MetricNames, Native, Probes, RequestStats, RoundCounts
 from engine.backends.base import Refusal
-from engine.config import EngineConfig, Model
+from engine.config import EngineConfig, LaunchEntry, Model
 from engine.machine import Machine
 from engine.shape import DraftShape, ModelShape
 
@@ -110,6 +110,12 @@ class FakeBackend:
 
     def request_stats(self, body: Mapping[str, Any]) -> RequestStats:
         return Native().request_stats(body)
+
+    def round_counts(self, metrics_text: str) -> RoundCounts | None:
+        return None
+
+    def entries(self, config: EngineConfig) -> tuple[LaunchEntry, ...]:
+        return (LaunchEntry(config=config),)
 
     def resolved(self, server_info: Mapping[str, Any]) -> dict[str, Any]:
         return Native().resolved(server_info)

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.backends import RoundCounts
 from engine.protocol import Acceptance, Rounds
-from tuner.counters import PARTS, between
+from tuner.counters import PARTS, between, with_accept_length
+from tuner.records import Level
 
 
 def info(rounds: int, reached: list[int], seconds: float) -> dict[str, object]:
@@ -44,3 +46,13 @@ def test_a_server_that_was_not_asked_before_counts_from_zero() -> None:
     counted = between({}, info(4, [4, 2, 0], 1.0))
     assert counted is not None
     assert counted["by_position"] == [1.0, 0.5, 0.0]
+
+
+def test_a_servers_rounds_give_the_accept_length_that_no_request_told() -> None:
+    before, after = RoundCounts(10.0, 5.0), RoundCounts(45.0, 15.0)
+    level = Level(concurrency=1, metrics={"accept_length": None, "output_tok_s": 5.0}, n=3)
+    assert with_accept_length(level, before, after).metrics == {"accept_length": 3.5, "output_tok_s": 5.0}
+    told = Level(concurrency=1, metrics={"accept_length": 2.0}, n=3)
+    assert with_accept_length(told, before, after) is told
+    assert with_accept_length(level, None, after) is level
+    assert with_accept_length(level, after, after).metrics["accept_length"] is None

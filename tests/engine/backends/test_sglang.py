@@ -271,24 +271,34 @@ def test_a_pin_that_did_not_hold_is_reported(name: str, value: Any) -> None:
     assert pins[name]["runs"] == value
 
 
-def test_acceptance_of_a_request_and_of_a_server() -> None:
+def test_acceptance_of_a_request_leaves_out_the_prefills_token() -> None:
     backend = SGLang("0.5.17", VERSIONS["0.5.17"])
-    stats = {"spec_accept_length": 3.5, "spec_verify_ct": 4}
+    stats = {"spec_accept_length": 3.75, "spec_verify_ct": 4, "completion_tokens": 15}
     assert backend.request_stats({"meta_info": stats}) == backends.RequestStats(3.5, 4)
     assert backend.request_stats({"choices": [{"meta_info": stats}]}) == backends.RequestStats(3.5, 4)
-    assert backend.request_stats({"sglext": {"spec_tokens_details": stats}}) == backends.RequestStats(3.5, 4)
-    assert backend.request_stats({"usage": {}}) == backends.RequestStats(None, None)
+    body = {"sglext": {"spec_tokens_details": {"spec_verify_ct": 4}}, "usage": {"completion_tokens": 15}}
+    assert backend.request_stats(body) == backends.RequestStats(3.5, 4)
+    assert backend.request_stats({"usage": {"completion_tokens": 15}}) == backends.RequestStats(None, None)
+
+
+def test_acceptance_of_a_server_is_between_two_looks() -> None:
+    backend = SGLang("0.5.17", VERSIONS["0.5.17"])
+    before = backend.round_counts(
+        'sglang:generation_tokens_total{model_name="a {b}"} 10.0\nsglang:num_requests_total{} 2\n'
+    )
     text = (
         'sglang:generation_tokens_total{model_name="a {b}"} 100.0\n'
         "# TYPE sglang:spec_verify_calls_total counter\n"
         'sglang:spec_verify_calls_total{rank="0"} 20.0\nsglang:spec_verify_calls_total{rank="1"} 5.0\n'
-        "sglang:generation_tokens_total_other 7\n"
+        "sglang:generation_tokens_total_other 7\nsglang:num_requests_total 4\n"
     )
     counts = backend.round_counts(text)
-    assert counts == backends.RoundCounts(100.0, 25.0)
-    assert counts.accept_length(backends.RoundCounts(30.0, 5.0)) == 3.5
+    assert before == backends.RoundCounts(8.0, 0.0)
+    assert counts == backends.RoundCounts(96.0, 25.0)
+    assert counts.accept_length(before) == 88 / 25
     assert counts.accept_length(counts) is None
     assert backend.round_counts("sglang:generation_tokens_total 5\n") is None
+    assert backend.round_counts("sglang:generation_tokens_total NaN\nsglang:num_requests_total 1\n") is None
 
 
 def test_completions_by_token_ids() -> None:
