@@ -168,6 +168,7 @@ async def _level(
     """
     target = Target(server.endpoint, requests, spec.limits.request_s, spec.limits.level_s / 2)
     first = index * len(requests.order) // len(spec.levels)
+    late = ""
     for _ in range(2):
         runs: list[Run] = []
         for _ in range(spec.workload.repeats):
@@ -178,9 +179,9 @@ async def _level(
             runs.append(run)
             first += run.uncounted + len(run.traces)
         level = level_of(runs, gpus=len(held.gpus), slo=spec.slo)
-        if level.client is None or not level.client.bound:
+        if (client := level.client) is None or not client.bound:
             return level
-    late = f"its p99 lag was {level.client.lag_ms_p99:.2f} ms, {level.client.limit_ms or 0:.2f} ms are allowed"
+        late = f"its p99 lag was {client.lag_ms_p99:.2f} ms, {client.limit_ms or 0:.2f} ms are allowed"
     return Remains("load", f"the load generator was too slow at {concurrency} requests: {late}", "client_bound", None)
 
 

@@ -114,7 +114,7 @@ def _skewness(residuals: Sequence[float]) -> float:
     n = len(residuals)
     second = math.fsum(r * r for r in residuals) / n
     third = math.fsum(r * r * r for r in residuals) / n
-    return third / second**1.5 * math.sqrt(n * (n - 1)) / (n - 2)
+    return third / math.pow(second, 1.5) * math.sqrt(n * (n - 1)) / (n - 2)
 
 
 def hall(skewness: float, n: int) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tuner.load.arrivals import Exchange, Target, batch, closed_loop, open_loop
-from tuner.load.gate import Gate, Quota, Rule, Steering, Window, enough
+from tuner.load.gate import Door, Gate, Quota, Rule, Steering, Window, enough
 from tuner.load.laws import Closed
 from tuner.load.timer import metronome
 from tuner.load.traces import Statistics, Trace, read_trace, unsaid
@@ -96,9 +96,9 @@ def make_gate(plan: Plan, part: Part) -> Gate:
     return Gate(first=plan.first + part.number, step=part.of, quota=quota(plan, part))
 
 
-def make_steering(plan: Plan, gates: Sequence[Gate]) -> Window | Quota:
+def make_steering(plan: Plan, doors: Sequence[Door]) -> Window | Quota:
     """Return what opens and closes the gates of a level."""
-    return Window(plan.rule, gates) if plan.requests is None else Quota(plan.users, gates)
+    return Window(plan.rule, doors) if plan.requests is None else Quota(plan.users, doors)
 
 
 async def drive(target: Target, plan: Plan, gate: Gate, part: Part) -> list[Exchange]:
