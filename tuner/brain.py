@@ -134,6 +134,12 @@ class Brain:
             self._tell_failure(earlier, failed)
         self._untold = []
 
+    def bar(self, assignment: Assignment) -> None:
+        """Note that a point cannot run, without a record of it."""
+        key = key_of(assignment)
+        self._barred.add(key)
+        self._running.pop(key, None)
+
     def _values(self, record: TrialRecord) -> list[float] | None:
         """Return one value per objective, or None where there is none to tell."""
         if record.state == "pruned" and record.levels:
@@ -243,7 +249,7 @@ class Brain:
         else:
             candidates = (self._space.draw(rng) for _ in range(DRAWS))
         for assignment in candidates:
-            if key_of(assignment) in self._running:
+            if key_of(assignment) in self._running or key_of(assignment) in self._barred:
                 continue
             suggestion = self._judge(Proposal(assignment))
             if suggestion is not None and suggestion.repeat is None and not isinstance(suggestion.judged, Infeasible):

@@ -242,8 +242,7 @@ class Game:
     def play(self, sampler: Sampler, seed: int, trials: int, *, confirm: float = SHARE) -> Played:
         """Simulate one study of so many launches: the baseline, the search, and the share `confirm` of them for
         measuring the contenders again."""
-        study = self.space.file.study.model_copy(update={"seed": seed})
-        space = replace(self.space, file=self.space.file.model_copy(update={"study": study}))
+        space = seeded(self.space, seed)
         brain = Brain(space, self.table.refusals, sampler=sampler, pool=reseeded(self.pool, space))
         tape = _Tape(self, np.random.default_rng(seed_of(seed, 1_000_003)))
         tape.launch(baseline_row(space, self.table), None)
@@ -319,6 +318,12 @@ def next_row(brain: Brain, table: Table, number: int) -> tuple[Row | None, int |
     if suggestion is None or isinstance(suggestion.judged, Infeasible):
         return None, None
     return table.by_config[canonical(suggestion.judged.model_dump(mode="json"))], suggestion.repeat
+
+
+def seeded(space: Space, seed: int) -> Space:
+    """Return the space with another seed of its study."""
+    study = space.file.study.model_copy(update={"seed": seed})
+    return replace(space, file=space.file.model_copy(update={"study": study}))
 
 
 def reseeded(pool: Pool, space: Space) -> Pool:
