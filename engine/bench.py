@@ -20,14 +20,14 @@ from engine.runtime import build, resolve
 Prompt = tuple[int, ...]
 DECODE_CONCURRENCY = (1, 4, 16)
 _CHAIN = {"kind": "dflash", "block_size": 8}
-_TREE = {"kind": "ddtree", "block_size": 8, "nodes": 11}
+_TREE = {"kind": "ddtree", "block_size": 8, "nodes": "auto"}
 DECODE_DRAFTS: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
     "dflash": _CHAIN,
     "ddtree": _TREE,
     "policy": {
         "kind": "policy",
-        "by_running": [[1, 2, _TREE], [3, 6, {"kind": "dflash", "block_size": 4}], [7, None, {"kind": "none"}]],
+        "by_running": [[1, 2, _TREE], [3, 8, _CHAIN | {"block_size": 6}], [9, None, {"kind": "none"}]],
     },
 }
 ROUND_COUNTS = (

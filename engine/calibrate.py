@@ -28,7 +28,7 @@ Work = Callable[[], object]
 def measure_costs(engine: Engine, kit: DraftKit, draft: DDTreeDraft, most: int) -> CostTable:
     """Return what rounds of 1 … `most` requests cost with trees of 1 … `draft.verify_rows` rows; the cache is free."""
     rows = (*(count for count in ROWS if count < draft.verify_rows), draft.verify_rows)
-    fits = min(most, engine.cache.pages // engine.cache.pages_for(kit.rows + 1))
+    fits = max(1, min(most, engine.cache.pages // engine.cache.pages_for(kit.rows + 1)))
     requests = (*(count for count in REQUESTS if count < fits), fits)
     measured = [_measure(engine, kit, draft, count, rows) for count in requests]
     return CostTable(requests, rows, *zip(*measured, strict=True))

@@ -188,7 +188,7 @@ class ServerInfo(BaseModel):
     config: dict[str, Any]  # the resolved EngineConfig: no auto, no null where a value was chosen
     versions: Versions | None = None
     memory: MemoryInfo | None = None
-    costs: dict[str, Any] | None = None  # measured at start-up for `nodes: auto`: seconds by verify rows
+    costs: dict[str, Any] | None = None  # measured at start-up for `nodes: auto`: an `engine.cost.CostTable`
     policy_entry: int | None = None  # range of the policy in force
     rounds: Rounds = Rounds()
     acceptance: Acceptance = Acceptance()

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.bench import run_requests
-from engine.config import DDTreeDraft, DFlashDraft, NoDraft, PolicyDraft
+from engine.config import DDTreeDraft, DFlashDraft, EngineConfig, NoDraft, PolicyDraft
 from engine.cost import CostTable, Curve, best_size, smooth
 from engine.errors import ConfigError
 from engine.loop import Loop
 from engine.policy import HOLD_ROUNDS, Switch, entry_for
 from engine.request import Request
+from engine.runtime import build, resolve
 from tests.engine.test_speculate import SMOKE, loop_of, smoke_prompts
 
 DRAFT = {"model": str(SMOKE / "draft")}
@@ -192,10 +193,12 @@ def test_growing_trees_are_lossless_and_shown() -> None:
     chosen = smoke_prompts(6)
     expected = run_requests(loop_of(SMOKE / "target", {"kind": "none"}), chosen, 40).outputs
     draft = {"kind": "ddtree", "block_size": 8, "nodes": "auto", "max_nodes": 24, **DRAFT}
-    loop = loop_of(SMOKE / "target", draft)
-    costs = loop._kit.costs
-    assert costs is not None
-    assert (costs.rows[0], costs.rows[-1]) == (1, 25)
-    assert (costs.requests[0], costs.requests[-1]) == (1, 16)
-    assert all(list(row) == sorted(row) and row[0] > 0 for row in costs.verify)
+    document = {"model": {"target": str(SMOKE / "target"), "dtype": "float32"}, "draft": draft}
+    runtime = build(resolve(EngineConfig.model_validate(document)))
+    costs = runtime.describe()["costs"]  # as /server_info shows them
+    assert (costs["rows"][0], costs["rows"][-1]) == (1, 25)
+    assert (costs["requests"][0], costs["requests"][-1]) == (1, 16)
+    assert len(costs["verify"]) == len(costs["draft"]) == len(costs["requests"])
+    assert all(list(row) == sorted(row) and row[0] > 0 for row in costs["verify"])
+    loop = Loop(runtime)
     assert run_requests(loop, chosen, 40).outputs == expected
