@@ -119,7 +119,7 @@ async def await_ready(
     except ServerDied:
         return NotReady(
             wait.stage,
-            f"the server ended before it was ready: {wait.reason}",
+            "the server ended before it was ready" + (f": {wait.reason}" if wait.reason else ""),
             None,
             wait.seconds(),
         )
@@ -218,10 +218,12 @@ class _Wait:
             raise _Never("no_progress", f"no output and no work for {idle:.0f} s: {reason}")
 
     async def _port_is_ours(self) -> str:
-        async with Client(self._endpoint) as client:
-            async with asyncio.timeout(PROBE_SECONDS):
+        try:
+            async with Client(self._endpoint) as client, asyncio.timeout(PROBE_SECONDS):
                 if await client.connect() is not None:
                     return "it does not listen yet"
+        except TimeoutError:
+            return "it accepts no connection"
         match listens(self._server.tree(), self._endpoint.port):
             case True:
                 return ""
@@ -293,6 +295,7 @@ class _Wait:
         if 400 <= reply.status < 500 and reply.status not in (408, 425, 429):
             raise _Never("config", f"a completion was refused: {answer}")
         if answer.kind in UNREADABLE:
+            await asyncio.sleep(FAILURE_PAUSE)  # a server that dies of it shall be called dead
             raise _Never("garbage_output", f"a completion cannot be read: {answer}")
         if answer.kind == "reset" or (answer.kind == "status" and reply.status not in (408, 425, 429, 503)):
             self._failed += 1

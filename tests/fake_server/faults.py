@@ -91,6 +91,7 @@ BAD: dict[str, Case] = {
     "dies at its first request": Case(Plan(die_at="completion"), {}, "crashed", "ready"),
     "never listens": Case(Plan(listen="never"), SHORT, "no_progress", "launch"),
     "spins for ever": Case(Plan(listen="spin"), SHORT, "no_progress", "launch"),
+    "accepts nobody": Case(Plan(listen="deaf"), SHORT, "no_progress", "ready"),
     "listens no more": Case(Plan(listen="close", hang_on=("/v1/models",)), SHORT, "no_progress", "ready"),
     "leaks and never listens": Case(Plan(start_s=3600.0, start_mib=1), {"ready_s": 0.5}, "no_progress", "launch"),
     "talks and never listens": Case(
@@ -151,6 +152,7 @@ ONLY_IN_PROOF = frozenset(
         "500 that names its cause",
         "talks and never listens",
         "stalls in its first answer",
+        "accepts nobody",
         "listens no more",
         "a list of models that is none",
         "spins for ever",

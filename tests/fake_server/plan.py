@@ -33,7 +33,7 @@ class Plan:
     start_s: float = 0.0
     ready_s: float = 0.0
     warm_s: float = 0.0
-    listen: Literal["soon", "never", "spin", "close"] = "soon"
+    listen: Literal["soon", "never", "spin", "close", "deaf"] = "soon"
     daemon: bool = False
     start_log: str = ""
     start_mib: int = 0

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -259,6 +260,9 @@ def main() -> None:
         time.sleep(3600)
     load(plan)
     server.fault("loaded")
+    if plan["listen"] == "deaf":
+        with socket.create_server((host, int(port)), backlog=0):
+            time.sleep(3600)
     asyncio.run(server.run(host))
 
 
