@@ -126,7 +126,7 @@ class VLLM:
             yield "--num-gpu-blocks-override", memory.kv_tokens // memory.page_size
         if memory.prefill_chunk is not None:
             yield "--max-num-batched-tokens", memory.prefill_chunk
-        yield ("--enable-prefix-caching" if memory.prefix_cache else "--no-enable-prefix-caching",)
+        yield ("--enable-prefix-caching" if memory.prefix_cache else "--disable-prefix-caching",)
 
     def _graphs(self, config: EngineConfig) -> Iterator[tuple[Any, ...]]:
         """Decode graphs as asked; steps with prefill run without, in every arm."""

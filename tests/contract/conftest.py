@@ -29,7 +29,7 @@ from tuner.supervise import Supervised, supervise
 
 HOST = "127.0.0.1"
 READY_SECONDS = 280.0  # a first start compiles kernels; beyond five times of what a busy machine takes
-FOREIGN = ("sglang",)
+FOREIGN = ("sglang", "vllm")
 
 # float32, so that equal computations have equal argmaxes whatever the order of summation.
 COMMON: dict[str, Any] = {

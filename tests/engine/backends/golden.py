@@ -1,4 +1,4 @@
-"""Golden command lines: one file a backend version and configuration, one option with its values a line."""
+"""Golden command lines: a file for each backend version and configuration, an option with its values a line."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def machine_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def argv_text(config: EngineConfig) -> str:
     """Return a config's command, environment first, with this machine's folders replaced by words."""
     launch = backends.get(config).command(config, Path("config.yaml"), "127.0.0.1", 31000)
-    lines = [f"{name}={value}" for name, value in sorted(launch.env.items())]
-    for word in launch.argv:
-        if word.startswith("--") or not lines or lines[-1] in ("sglang", "sglang serve", "vllm"):
+    lines = [f"{name}={value}" for name, value in sorted(launch.env.items())] + [launch.argv[0]]
+    for word in launch.argv[1:]:
+        if word.startswith("--"):
             lines.append(word)
         else:
             lines[-1] += f" {word}"
