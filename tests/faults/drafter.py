@@ -1,4 +1,9 @@
-"""Mistakes that leave the text alone: the drafter sees the wrong thing, and less of what it drafts is accepted."""
+"""Mistakes that leave the text alone: the drafter sees the wrong thing, and less of what it drafts is accepted.
+
+How much less depends on the drafter. On the bundled pair (float32, dflash, block 8, six prompts of 96 tokens, 64 new)
+the accept length is 3.50; with these faults, in order: 2.44, 1.28, 2.71, 1.01, 1.09; the last needs a policy. The smoke
+pair's drafter hardly uses its context: other tokens are accepted, but some of these cost it nothing on average.
+"""
 
 from __future__ import annotations
 
