@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from engine.backends import commands_file, load_commands
-from engine.config import PAIR
+from engine import backends
+from engine.backends import commands_file, known_versions, load_commands
+from engine.config import BUNDLED, PAIR, EngineConfig
 from engine.errors import EngineError
-from engine.estimate import cpu_name, host_memory, usable_cores
+from engine.estimate import Machine, cpu_name, detect_machine, host_memory, usable_cores
 from tuner.errors import TunerError
 from tuner.leases import foreign_use, fresh_port, held_locks, runtime_folder
 from tuner.machine import free_bytes, look_at_gpus
@@ -27,6 +29,13 @@ from tuner.watchdog import descendants
 
 GIB = 2**30
 Verdict = Literal["ok", "note", "bad"]
+# What a backend may be able to run beyond no speculation: a word for it, and a config that asks for it.
+FEATURES: dict[str, dict[str, Any]] = {
+    "dflash": {"draft": {"kind": "dflash"}},
+    "ddtree": {"draft": {"kind": "ddtree"}},
+    "policies": {"draft": {"kind": "policy", "by_running": [[1, 4, {"kind": "dflash"}], [5, None, {"kind": "none"}]]}},
+    "captured graphs": {"graphs": {"kind": "captured"}},
+}
 STYLE: dict[Verdict, str] = {"ok": "green", "note": "yellow", "bad": "red"}
 
 
@@ -126,11 +135,39 @@ def _leases() -> tuple[Verdict, str]:
 
 
 def _backends() -> tuple[Verdict, str]:
+    """Say what each listed server can run on this machine, asked of the same refusals that a search asks."""
     path = commands_file()
+    known = known_versions()
     if not path.is_file():
-        return "note", f"native only: {path} does not exist (it names the commands of sglang and vllm)"
-    listed = [f"{kind} {version}" for kind, versions in load_commands(path).items() for version in versions]
-    return "ok", f"native; {', '.join(sorted(listed)) or 'nothing else'} ({path})"
+        rest = "; ".join(f"{kind} {', '.join(versions)}" for kind, versions in known.items() if kind != "native")
+        return "note", f"native only: {path} does not exist (it names the commands of servers; known: {rest})"
+    machine = detect_machine()
+    verdict: Verdict = "ok"
+    lines = [f"native {', '.join(known['native'])}: {_runs('native', None, machine)}"]
+    for kind, versions in sorted(load_commands(path).items()):
+        for version, command in sorted(versions.items()):
+            if kind not in known:
+                verdict, text = "note", f"unknown backend; known: {', '.join(known)}"
+            elif shutil.which(command.command[0]) is None:
+                verdict, text = "note", f"its command {command.command[0]} is not found"
+            else:
+                text = _runs(kind, version, machine)
+            lines.append(f"{kind} {version}: {text}")
+    return verdict, f"{'; '.join(lines)} ({path})"
+
+
+def _runs(kind: str, version: str | None, machine: Machine) -> str:
+    """Return what a backend version can run here, by trying each kind of draft and graphs."""
+    base = {"model": {"target": BUNDLED}, "backend": {"kind": kind, "version": version}}
+    plain = EngineConfig.model_validate(base)
+    refused = backends.get(plain).refusals(plain, machine)
+    if refused:
+        return f"nothing here: {refused[0]}"
+    can, cannot = ["none"], []
+    for word, sections in FEATURES.items():
+        config = EngineConfig.model_validate({**base, **sections})
+        (cannot if backends.get(config).refusals(config, machine) else can).append(word)
+    return f"runs {', '.join(can)}" + (f", not {', '.join(cannot)}" if cannot else "")
 
 
 def _ports() -> tuple[Verdict, str]:

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from engine.estimate import cpu_machine, gpu
 from tuner import doctor
 
 
 def table(results: Path) -> tuple[int, str]:
     out = io.StringIO()
-    status = doctor.run(Console(file=out, width=200, color_system=None), results)
+    status = doctor.run(Console(file=out, width=1000, color_system=None), results)
     return status, out.getvalue()
 
 
@@ -44,9 +45,19 @@ def test_the_backends_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "backends.yaml"
     monkeypatch.setenv("TUNER_BACKENDS", str(path))
     assert "native only" in table(tmp_path)[1]
-    path.write_text('sglang: {"0.5.17": {command: [bash, "[serve].sh"]}}')
+    path.write_text('sglang: {"0.5.17": {command: [bash, "[serve].sh"]}, "0.5.23": {command: [no-such-program]}}')
     path.chmod(0o600)
-    assert "native; sglang 0.5.17" in table(tmp_path)[1]
+    monkeypatch.setattr(doctor, "detect_machine", lambda: cpu_machine())
+    text = table(tmp_path)[1]
+    assert "sglang 0.5.17: runs none, not dflash, ddtree, policies, captured graphs" in text
+    assert "sglang 0.5.23: its command no-such-program is not found" in text
+    monkeypatch.setattr(doctor, "detect_machine", lambda: gpu("H200"))
+    assert "sglang 0.5.17: runs none, dflash, captured graphs, not ddtree, policies" in table(tmp_path)[1]
+    path.write_text('vllm: {"0.33.0": {command: [bash]}}\nother: {"1": {command: [bash]}}')
+    monkeypatch.setattr(doctor, "detect_machine", lambda: cpu_machine())
+    text = table(tmp_path)[1]
+    assert "vllm 0.33.0: nothing here: backend.kind" in text
+    assert "other 1: unknown backend; known: native, sglang, vllm" in text
     path.write_text("sglang: 3")
     status, text = table(tmp_path)
     assert status == 2

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, LaunchFile
 from tests.engine.backends.golden import FOLDER, argv_text, machine_file
 from tuner.dryrun import view
 from tuner.errors import UsageError
+from tuner.export.launch_file import servers
 from tuner.session import described, plan
 from tuner.space import Infeasible, Space, load_space
 
@@ -103,3 +104,13 @@ def test_machines_by_description(text: str, devices: int, name: str) -> None:
 def test_machines_that_do_not_exist(text: str) -> None:
     with pytest.raises(UsageError, match="--machine"):
         described(text)
+
+
+@pytest.mark.usefixtures("machine_file")
+@pytest.mark.parametrize(("kind", "version", "entries"), [("sglang", "0.5.17", 2), ("vllm", "0.33.0", 1)])
+def test_a_policy_is_launched_as_its_backend_can_switch(kind: str, version: str, entries: int) -> None:
+    policy = {"kind": "policy", "by_running": [[1, 4, {"kind": "dflash"}], [5, None, {"kind": "none"}]]}
+    raw = {"model": {"target": "bundled"}, "draft": policy, "backend": {"kind": kind, "version": version}}
+    found = LaunchFile(entries=servers(EngineConfig.model_validate(raw))).entries
+    assert len(found) == entries
+    assert (found[0].first, found[-1].last) == (1, None)

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from engine.config import EngineConfig, LaunchEntry, LaunchFile, LaunchStudy, explain
+from engine import backends
+from engine.config import EngineConfig, LaunchEntry, LaunchFile, LaunchStudy, PolicyDraft, explain
 from tuner.errors import StudyError
 from tuner.pick import Recommendation
 from tuner.points import Point
@@ -26,11 +27,22 @@ def launch_file(recommendation: Recommendation, points: Iterable[Point], name: s
     chosen = recommendation.point
     mine = [point for point in points if point.trial == chosen.trial]
     return LaunchFile(
-        entries=(LaunchEntry(config=recorded_config(chosen.trial, chosen.config)),),
+        entries=servers(recorded_config(chosen.trial, chosen.config)),
         expected={point.concurrency: _rounded(point) for point in mine if point.intervals},
         synthetic=chosen.synthetic,
         study=LaunchStudy(name=name, trial=chosen.trial, digest=digest),
     )
+
+
+def servers(config: EngineConfig) -> tuple[LaunchEntry, ...]:
+    """Return one entry, or one a range of a policy whose backend cannot switch drafts inside a server.
+
+    Raises:
+        ConfigError: a policy for a backend whose version is not known on this machine.
+    """
+    if not isinstance(config.draft, PolicyDraft):
+        return (LaunchEntry(config=config),)
+    return backends.get(config).entries(config)
 
 
 def recorded_config(trial: int, config: Mapping[str, Any]) -> EngineConfig:
