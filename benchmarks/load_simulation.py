@@ -7,12 +7,14 @@ than any run has.
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from tuner.load.gate import Gate, Rule, Window
 from tuner.load.streams import Arrival
 from tuner.load.traces import Trace
 from tuner.measure import PERCENTILES, measure
@@ -33,6 +35,7 @@ class World:
     pace_shape: float = 20.0
     tokens: tuple[int, int] = (24, 72)
     failures: float = 0.02
+    rule: Rule | None = None  # closes a run's window in place of `requests`
 
     def request(self, rng: random.Random, due: float) -> Trace:
         """Draw one."""
@@ -52,6 +55,8 @@ class World:
 
     def run(self, rng: random.Random, requests: int | None = None) -> list[Trace]:
         """Draw one run of a closed loop: each slot sends when it is free."""
+        if self.rule is not None and requests is None:
+            return self.ruled(rng, self.rule)
         free = [0.0] * self.users
         traces = []
         for number in range(requests or self.requests):
@@ -60,12 +65,37 @@ class World:
             free[slot] = traces[-1].ended
         return traces
 
+    def ruled(self, rng: random.Random, rule: Rule) -> list[Trace]:
+        """Draw one run whose window closes by the rule that real levels close by."""
+        gate = Gate()
+        window = Window(rule, [gate])
+        gate.steering = window
+        window.warm(0.0)
+        flying: list[tuple[float, int, Trace, bool]] = []
+        found: list[Trace] = []
+
+        def send(slot: int, due: float) -> None:
+            _, counts = gate.claim(due)
+            trace = self.request(rng, due)
+            heapq.heappush(flying, (trace.ended, slot, trace, counts))
+
+        for slot in range(self.users):
+            send(slot, rng.uniform(0, 0.3))
+        while not gate.over.is_set():
+            now, slot, trace, counts = heapq.heappop(flying)
+            if counts:
+                found.append(trace)
+            gate.finish(trace.due, now, counts)
+            send(slot, now)
+        return [trace for trace in found if trace.due >= window.opened]
+
 
 WORLDS = (
     World("c=1, 40 requests", 1, 40),
     World("c=8, 120 requests", 8, 120),
     World("c=8, 120 requests, heavy tail", 8, 120, ttft_sigma=0.8, pace_shape=6.0),
     World("c=32, 400 requests", 32, 400),
+    World("c=4, by the width rule", 4, 0, rule=Rule(window=2.0, longest=8.0, width=0.1, enough=8, flying=3)),
 )
 MEANS = ("ttft_ms_mean", "tpot_ms_mean", "e2e_ms_mean", "normalized_ms_mean", "chunk_gap_ms_mean")
 RATIOS = ("output_tok_s", "request_rps", "goodput_rps", "accept_length")

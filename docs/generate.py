@@ -16,14 +16,18 @@ from pydantic import BaseModel
 
 from engine import config as engine_config
 from tuner.failures import ADVICE
+from tuner.load.laws import ARRIVAL_KINDS
+from tuner.load.sources import PROMPT_KINDS
 from tuner.points import Point
 from tuner.records import (
     FAILURES,
     METRICS,
     STAGES,
+    ClientError,
     Event,
     Failure,
     Level,
+    Slice,
     TrialRecord,
     Workload,
 )
@@ -141,6 +145,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "study": lambda: fields(Study),
     "budget": lambda: fields(Budget),
     "workload": lambda: fields(Workload),
+    "workload.prompts": lambda: union(*PROMPT_KINDS),
+    "workload.arrivals": lambda: union(*ARRIVAL_KINDS),
     "objective": lambda: fields(Objective),
     "constraint": lambda: fields(Constraint),
     "pick": lambda: fields(Pick),
@@ -163,6 +169,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "level": lambda: fields(Level),
     "parity": lambda: fields(Parity),
     "reference": lambda: fields(Reference),
+    "slice": lambda: fields(Slice),
+    "client": lambda: fields(ClientError),
     "failure": lambda: fields(Failure),
     "event": lambda: fields(Event),
     "front": front_entry,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tuner.load.intervals import relative_width, unsettled
+from tuner.load.intervals import LEAST_FOR_DRIFT, relative_width, unsettled
 
 MIN_NEEDED = 6  # the fewest whose median has a 95 % interval
 MAX_NEEDED = 10  # the fewest that have a 90th percentile
@@ -196,8 +196,10 @@ class Window:
             self._look = min(self.opened + self.rule.window, self._first + self.rule.longest)
             for door in self.doors:
                 door.open(self.opened)
-        elif last or relative_width(lengths) <= self.rule.width:
-            self.steady = early == 0
+            return
+        settled = early == 0 and (self.opened == self._first or len(cycles) >= LEAST_FOR_DRIFT)
+        if last or (settled and relative_width(lengths) <= self.rule.width):
+            self.steady = settled
             self.closed = now
             for door in self.doors:
                 door.close(now)
