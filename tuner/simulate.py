@@ -21,6 +21,7 @@ from engine.config import EngineConfig
 from tuner.brain import Brain
 from tuner.confirm import SHARE, Answer, Contender, answer, contenders, next_to_measure
 from tuner.errors import UsageError
+from tuner.pareto import non_dominated
 from tuner.points import violations
 from tuner.records import Level, MetricName, TrialRecord, canonical
 from tuner.sampling import SAMPLERS, Pool, Sampler, key_of, seed_of
@@ -111,14 +112,17 @@ class Truth:
 
     @classmethod
     def of(cls, space: Space, table: Table) -> Truth:
-        """Return the truth of a table. Volumes are counted from the median of the feasible points on each axis: what
-        is worse than half of them on either axis adds nothing."""
+        """Return the truth of a table. Volumes are counted from the worst of the true front on each axis and a tenth of
+        its extent more, so that the front's ends count and nothing far behind it does."""
         objectives = space.file.objectives
         costs = {key: _costs(row.record, space) for key, row in table.by_config.items()}
         good = np.array([cost for cost in costs.values() if cost is not None])
         if not len(good):
             raise UsageError("no point of the table meets the constraints")
-        reference = np.median(good, axis=0)
+        front = good[non_dominated(good)]
+        reference = front.max(axis=0) + 0.1 * np.ptp(front, axis=0)
+        if not (front < reference).all(axis=1).any():  # a single point: count from the worst of all
+            reference = good.max(axis=0) + 1e-9
         load = space.file.pick.load or max(space.levels)
         metric = picked(objectives, table)
         values = [value_at(row.record, metric, load) for k, row in table.by_config.items() if costs[k] is not None]

@@ -3,8 +3,8 @@
 Optuna's GP knows only parameters that every trial has, and optimises over a box; a search space of launches is
 conditional, finite and full of holes. So here the points are listed once, the processes are fitted to the same
 told values (crashes and broken limits as constraints), and the point with the largest expected gain in hypervolume
-times the chance to run is taken from the list. A point that was measured stays on the list: when more can be
-learnt by measuring it again than by any new one, it is proposed again, and that is a repeat.
+times the chance to run is taken from the list. No point is launched twice in a search: launches that
+only buy precision come at its end (`tuner.confirm`), where they go to the points that can still win.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import ClassVar
 import numpy as np
 from scipy.special import ndtr
 
+from tuner.pareto import non_dominated
 from tuner.records import canonical
 from tuner.sampling.acquisition import expected_improvement
 from tuner.sampling.base import Array, Costs, Proposal, Repeats, View, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import numeric
-from tuner.sampling.gp import Gp, Prior, fit
+from tuner.sampling.gp import Gp, Prior, distances, fit
 from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, Choices
 
 CRASH_PRIOR = Prior(length=(0.0, 0.7), signal=(0.0, 0.7), noise=(-3.0, 1.0))
-GIVEN_UP = 3  # failures of a word that never ran
+GIVEN_UP = 4  # failures of a word that never ran
 HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
 
 
@@ -33,8 +34,7 @@ HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
 class Surrogate:
     """The knobs of the default sampler.
 
-    `startup`: launches before anything is modelled, `guided` where a prior gives a first guess. `repeat_from`:
-    launches before a point may be measured again, since a short search has none to spare. `tolerated`: share of
+    `startup`: launches before anything is modelled, `guided` where a prior gives a first guess. `tolerated`: share of
     crashes that is a fair price for what they teach. `least` and `noisy`: gains that do not count, in log units and
     in standard deviations of a measurement; without them a search ends up comparing points that differ by noise.
     `fairness`: every so many launches a word that never ran gets another chance (`untested`).
@@ -42,12 +42,11 @@ class Surrogate:
 
     startup: int = 8
     guided: int = 4
-    repeat_from: int = 24
     tolerated: float = 0.06
     least: float = 0.01
-    noisy: float = 1.0
+    noisy: float = 0.25
     fairness: int = 3
-    repeats: Repeats = "when worth it"
+    repeats: ClassVar[Repeats] = "never"
     forgets_failures: ClassVar[bool] = False
     kind: ClassVar[str] = "surrogate"
 
@@ -64,12 +63,11 @@ class Surrogate:
             if found is not None:
                 return Proposal(found)
         allowed = self.allowed(view)
-        if all(view.pool.keys[index] in view.seen for index in allowed):
-            return None  # the confirmation measures the best again; the search has nothing left to find
+        if not len(allowed):
+            return None
         doubtful = untested(view) if view.number % self.fairness == 0 else None
         if doubtful is not None:
-            held = [i for i in allowed if _has(view.pool.assignments[i], doubtful)]
-            allowed = np.array(held, dtype=np.intp) if held else allowed
+            allowed = _far_from_failures(view, allowed, doubtful)
         score = self.score(view, allowed)
         rng = np.random.default_rng(view.seed)
         best = np.flatnonzero(score >= score.max() * (1 - 1e-9))
@@ -77,9 +75,7 @@ class Surrogate:
 
     def allowed(self, view: View) -> Array:
         """Return the positions of the points that may be proposed."""
-        crashed = {o.key for o in view.observations if o.values is None}
-        once = self.repeats == "never" or len(view.observations) < self.repeat_from
-        barred = view.taken | crashed | (view.seen if once else frozenset())
+        barred = view.taken | view.seen
         return np.array([i for i, key in enumerate(view.pool.keys) if key not in barred], dtype=np.intp)
 
     def score(self, view: View, allowed: Array) -> Array:
@@ -122,7 +118,7 @@ def untested(view: View) -> tuple[str, str] | None:
     """Return (path, word) of a choice that no successful launch had, unless it failed often; None when all are settled.
 
     Two early crashes can share a word that was not their cause, and a model that blames it never looks again. So a
-    word is given up only after three failures.
+    word is given up only after four failures, each as unlike the earlier ones as can be.
     """
     for domain in view.pool.space.domains:
         if not isinstance(domain, Choices) or numeric(domain):
@@ -133,6 +129,18 @@ def untested(view: View) -> tuple[str, str] | None:
             if not any(with_it) and len(with_it) < GIVEN_UP:
                 return word
     return None
+
+
+def _far_from_failures(view: View, allowed: Array, word: tuple[str, str]) -> Array:
+    """Return the positions with a word that are least like its failures; all of them when there are none."""
+    held = np.array([i for i in allowed if _has(view.pool.assignments[i], word)], dtype=np.intp)
+    if not len(held):
+        return allowed
+    failed = [o.assignment for o in view.observations if o.values is None and _has(o.assignment, word)]
+    if not failed:
+        return held
+    away = distances(view.pool.features[held], view.pool.encoder.matrix(failed)).min(axis=1)
+    return np.asarray(held[away >= np.quantile(away, 0.9)])
 
 
 def _has(assignment: Assignment, word: tuple[str, str]) -> bool:
@@ -185,9 +193,13 @@ def trusted(view: View, costs: Costs, allowed: Array) -> tuple[Array, Array]:
 
 
 def reference_of(good: Array) -> Array:
-    """Return the costs from which gains are counted: the median, but never within the front."""
-    worst, best = good.max(axis=0), good.min(axis=0)
-    return np.maximum(np.median(good, axis=0), best + 0.3 * (worst - best)) + 1e-9
+    """Return the costs from which gains are counted: the worst of the front on each axis, and a tenth of its extent
+    more (of all points, while the front is a single one)."""
+    front = good[non_dominated(good)]
+    extent = np.ptp(front, axis=0)
+    wide = extent > 0
+    worst = np.where(wide, front.max(axis=0), good.max(axis=0))
+    return np.asarray(worst + 0.1 * np.where(wide, extent, np.ptp(good, axis=0)) + 1e-9)
 
 
 def _stack(pairs: list[tuple[Array, Array]]) -> tuple[Array, Array]:

@@ -1,0 +1,70 @@
+"""The Gaussian process and its acquisition against what is known in closed form or by brute force."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.sampling.acquisition import expected_improvement, hypervolume
+from tuner.sampling.gp import Prior, _objective, _squared, fit
+
+
+def data(n: int = 40, noise: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.random((n, 3))
+    return x, np.sin(3 * x[:, 0]) + x[:, 1] + noise * rng.standard_normal(n)
+
+
+def test_the_gradient_is_the_slope_of_the_objective() -> None:
+    x, y = data()
+    squared = [_squared(x[:, i : i + 1]) for i in range(3)]
+    theta = np.array([0.1, -0.2, 0.5, 0.3, -3.0])
+    _, gradient = _objective(theta, squared, y, np.ones(len(y)), Prior())
+    for index in range(len(theta)):
+        step = np.zeros(len(theta))
+        step[index] = 1e-5
+        above, _ = _objective(theta + step, squared, y, np.ones(len(y)), Prior())
+        below, _ = _objective(theta - step, squared, y, np.ones(len(y)), Prior())
+        assert gradient[index] == pytest.approx((above - below) / 2e-5, rel=1e-3, abs=1e-4)
+
+
+def test_it_learns_the_function_the_noise_and_what_does_not_matter() -> None:
+    x, y = data(60)
+    model = fit(x, y, range(3))
+    fresh = np.random.default_rng(1).random((200, 3))
+    mean, sd = model.predict(fresh)
+    error = mean - (np.sin(3 * fresh[:, 0]) + fresh[:, 1])
+    assert np.sqrt(np.mean(error**2)) < 0.06
+    assert np.mean(np.abs(error) <= 2 * sd + 0.02) > 0.9
+    assert 0.02 < model.noise_sd < 0.1
+    assert model.scales[2] > 2 * model.scales[0]
+
+
+def test_the_order_of_observations_does_not_matter() -> None:
+    x, y = data()
+    there, _ = fit(x, y, range(3)).predict(x[:5])
+    back, _ = fit(x[::-1], y[::-1], range(3)).predict(x[:5])
+    assert there == pytest.approx(back, abs=1e-3)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=12))
+def test_the_hypervolume_is_the_share_of_a_lattice_that_is_dominated(points: list[tuple[float, float]]) -> None:
+    front, reference = np.array(points), np.array([1.0, 1.0])
+    steps = (np.arange(60) + 0.5) / 60
+    lattice = np.array([(a, b) for a in steps for b in steps])
+    beaten = (front[None] <= lattice[:, None]).all(-1).any(1).mean()
+    assert hypervolume(front, reference) == pytest.approx(beaten, abs=0.04)
+
+
+def test_the_expected_gain_is_the_mean_gain_of_draws() -> None:
+    front, reference = np.array([[0.2, 0.8], [0.5, 0.4], [0.9, 0.1]]), np.array([1.0, 1.0])
+    mean, sd = np.array([[0.4, 0.5], [0.1, 0.9], [0.6, 0.2]]), np.array([[0.1, 0.2], [0.3, 0.1], [0.2, 0.2]])
+    exact = expected_improvement(front, reference, mean, sd)
+    rng, before = np.random.default_rng(0), hypervolume(front, reference)
+    for row in range(3):
+        draws = mean[row] + sd[row] * rng.standard_normal((4000, 2))
+        gains = [hypervolume(np.vstack([front, draw]), reference) - before for draw in draws]
+        assert exact[row] == pytest.approx(np.mean(gains), rel=0.1)
