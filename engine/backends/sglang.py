@@ -60,6 +60,7 @@ METRICS = MetricNames(
     accept_length="sglang:spec_accept_length",
     accepted_by_position=None,
 )
+FORCED_ACCEPT = "SGLANG_SIMULATE_ACC_LEN"
 VERIFY_CALLS, REQUESTS = "sglang:spec_verify_calls_total", "sglang:num_requests_total"
 _DTYPES = ("auto", "bfloat16", "float32")
 _KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
@@ -91,15 +92,16 @@ class SGLang:
         _, command = find_command(self.kind, self.version)
         options = [*self.options(config, draft_path(config)), ("--host", host), ("--port", port)]
         words = [str(word) for name, *values in options for word in (name, *values)]
-        env = dict(command.env)
-        if isinstance(config.draft, DFlashDraft) and config.draft.simulate_accept is not None:
-            env["SGLANG_SIMULATE_ACC_LEN"] = str(config.draft.simulate_accept)
+        forced = config.draft.simulate_accept if isinstance(config.draft, DFlashDraft) else None
+        # Below 0 is off: acceptance that this shell or the machine's file forces would pass for the drafter's.
+        env = {**command.env, FORCED_ACCEPT: str(-1 if forced is None else forced)}
         return Launch((*command.command, *words), env)
 
     def options(self, config: EngineConfig, drafter: str) -> list[tuple[Any, ...]]:
         """Return every option with its values, in a fixed order; host and port not included.
 
-        `drafter` is what `names.draft_path` returns."""
+        `drafter` is what `names.draft_path` returns.
+        """
         return [
             *self._model(config),
             *self._parallel(config),
@@ -292,7 +294,8 @@ class SGLang:
     def round_counts(self, metrics_text: str) -> RoundCounts | None:
         """Read tokens and verify rounds of all finished requests from /metrics, without each request's first token."""
         tokens, rounds, requests = (
-            counter(metrics_text, name) for name in (self.metrics.generated_tokens, VERIFY_CALLS, REQUESTS)
+            counter(metrics_text, name) for name in (self.metrics.generated_tokens, FORCED_ACCEPT = "SGLANG_SIMULATE_ACC_LEN"
+VERIFY_CALLS, REQUESTS)
         )
         if tokens is None or requests is None:
             return None

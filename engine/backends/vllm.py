@@ -78,7 +78,8 @@ class VLLM:
     def options(self, config: EngineConfig, drafter: str) -> list[tuple[Any, ...]]:
         """Return every option with its values, in a fixed order; model, host and port not included.
 
-        `drafter` is what `names.draft_path` returns."""
+        `drafter` is what `names.draft_path` returns.
+        """
         return [
             *self._model(config),
             *self._parallel(config),

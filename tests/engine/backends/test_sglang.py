@@ -38,6 +38,7 @@ BUNDLED: dict[str, Any] = {
     "memory": {"kv_tokens": 65536, "max_running": 48, "page_size": 32, "prefill_chunk": 2048, "prefix_cache": True},
 }
 NONE = {**BUNDLED, "draft": {"kind": "none"}}
+FORCING = '{command: [sglang, serve], env: {SGLANG_SIMULATE_ACC_LEN: "4"}}'
 CONFIGS = {"kimi": KIMI, "bundled": BUNDLED, "none": NONE}
 
 
@@ -66,6 +67,16 @@ def test_arms_differ_only_in_speculation() -> None:
     with_draft = options_used(config({**BUNDLED, "draft": {"kind": "dflash"}}))
     without = options_used(config(NONE))
     assert [option for option in with_draft if not option.startswith("--speculative")] == without
+
+
+def test_acceptance_is_forced_only_where_asked(machine_file: Path) -> None:
+    """Also where the machine's file or the shell says otherwise: a lossy server must not pass for a lossless one."""
+    text = machine_file.read_text().replace("{command: [sglang, serve]}", FORCING)
+    machine_file.write_text(text)
+    asked = config({"model": {"target": "bundled"}, "draft": {"kind": "dflash"}})
+    assert backends.get(asked).command(asked, Path("c"), "h", 1).env["SGLANG_SIMULATE_ACC_LEN"] == "-1"
+    forced = config({"model": {"target": "bundled"}, "draft": {"kind": "dflash", "simulate_accept": 3.5}})
+    assert backends.get(forced).command(forced, Path("c"), "h", 1).env["SGLANG_SIMULATE_ACC_LEN"] == "3.5"
 
 
 @pytest.mark.parametrize(
