@@ -294,8 +294,7 @@ class SGLang:
     def round_counts(self, metrics_text: str) -> RoundCounts | None:
         """Read tokens and verify rounds of all finished requests from /metrics, without each request's first token."""
         tokens, rounds, requests = (
-            counter(metrics_text, name) for name in (self.metrics.generated_tokens, FORCED_ACCEPT = "SGLANG_SIMULATE_ACC_LEN"
-VERIFY_CALLS, REQUESTS)
+            counter(metrics_text, name) for name in (self.metrics.generated_tokens, VERIFY_CALLS, REQUESTS)
         )
         if tokens is None or requests is None:
             return None
