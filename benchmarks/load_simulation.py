@@ -103,9 +103,9 @@ ORDERED = tuple(f"{name}_{q}" for name in ("ttft_ms", "tpot_ms", "e2e_ms", "norm
 POOLED = tuple(f"chunk_gap_ms_{q}" for q in PERCENTILES)
 
 
-def truths(world: World, seed: int) -> Level:
+def truths(world: World, seed: int, requests: int = TRUTH_REQUESTS) -> Level:
     """Return the metrics of a run long enough to be taken for the truth."""
-    traces = world.run(random.Random(seed), TRUTH_REQUESTS)
+    traces = world.run(random.Random(seed), requests)
     return measure(traces, concurrency=world.users, slo=SLO)
 
 
