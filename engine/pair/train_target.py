@@ -93,7 +93,8 @@ def train_target(
             rate = step * recipe.batch * recipe.window / clock.elapsed()
             log(f"target step {step} loss {last:.3f} {rate / 1e3:.0f}k tok/s {clock.elapsed():.0f}s")
     spent: dict[str, Any] = {"steps": step, "tokens": step * recipe.batch * recipe.window, "last_loss": last}
-    spent["antiloop"] = _train_antiloop(recipe, target, optimiser, stream, clock, generator, log)
+    if recipe.antiloop_share:
+        spent["antiloop"] = _train_antiloop(recipe, target, optimiser, stream, clock, generator, log)
     return target, spent
 
 
