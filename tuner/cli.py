@@ -60,6 +60,8 @@ def search(
     if machine is not None and not dry_run:
         raise UsageError("--machine plans for another machine; add --dry-run")
     asked = session.with_trials(load_space(space), trials)
+    for warning in asked.file.workload.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     out = console()
     checks, pruning = session.plan(asked, machine)
     if dry_run:
@@ -199,6 +201,7 @@ def load(
     repeats: Annotated[int, typer.Option(min=1, help="Measure so many times.")] = 1,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on past the end of the text.")] = False,
     slo: Annotated[str, typer.Option(help="Limits for goodput, such as 'ttft_ms_p90<500'.")] = "",
+    gpus: Annotated[int, typer.Option(min=0, help="GPUs of the server, for throughput per GPU.")] = 0,
     timeout: Annotated[float, typer.Option(min=0.001, help="Seconds without a byte that end a request.")] = 120.0,
     deadline: Annotated[float, typer.Option(min=0.001, help="Seconds that end a request in any case.")] = 3600.0,
     processes: Annotated[int | None, typer.Option(min=1, help="Of the client; default: as it needs.")] = None,
@@ -223,7 +226,7 @@ def load(
         "ignore_eos": ignore_eos,
     }
     asked = Asked(
-        url, model, concurrency, workload, requests, seed, slo, timeout, deadline, processes, api_key_env, as_json
+        url, model, concurrency, workload, requests, seed, slo, gpus, timeout, deadline, processes, api_key_env, as_json
     )
     measure(asked, console())
 
@@ -261,10 +264,9 @@ def report(
     from tuner.report.page import write_report
 
     folder = session.existing(study)
-    space, outcome = session.load_outcome(folder)
     target = folder.report if out is None else out
     try:
-        write_report(folder, space, outcome, target)
+        write_report(folder, target)
     except OSError as error:
         raise UsageError(f"{target}: cannot be written: {error.strerror or error}") from error
     print(f"Report:  {target}")

@@ -46,7 +46,8 @@ def cost(space: Space, pruning: Pruning, checks: StaticChecks) -> Cost:
     need = checks.memory(config) if config else None
     if need is not None:
         start += (need.weights + need.draft_weights) / LOAD_BYTES_PER_SECOND
-    trial = start + sum(space.file.workload.window + LEVEL_SECONDS for _ in space.levels)
+    work = space.file.workload
+    trial = start + len(space.levels) * (work.repeats * work.window + LEVEL_SECONDS)
     launches = budget.trials
     if pruning.feasible is not None:
         # The baseline is one of the points where `none` is searched, else it comes on top.

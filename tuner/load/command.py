@@ -31,7 +31,7 @@ from tuner.records import STATISTICS, Level, Workload
 from tuner.slo import parse_slo
 
 LATENCIES = ("ttft_ms", "tpot_ms", "chunk_gap_ms", "e2e_ms", "normalized_ms")
-RATES = ("output_tok_s", "output_tok_s_per_user", "request_rps", "goodput_rps", "accept_length")
+RATES = ("output_tok_s", "output_tok_s_per_gpu", "output_tok_s_per_user", "request_rps", "goodput_rps", "accept_length")
 REFRESH_SECONDS = 0.2
 
 
@@ -52,6 +52,7 @@ class Asked:
     requests: int | None = None
     seed: int = 0
     slo: str = ""
+    gpus: int = 0
     stall: float = 120.0
     total: float = 3600.0
     processes: int | None = None
@@ -82,7 +83,7 @@ def load(asked: Asked, out: Console) -> None:
                 run_loop(run_level(target, plan, statistics=_statistics, progress=tell, processes=asked.processes))
             )
         first += len(runs[-1].traces) + runs[-1].uncounted
-    found = level_of(runs, slo=slo)
+    found = level_of(runs, gpus=asked.gpus, slo=slo)
     document = as_json(found, runs, asked, workload, endpoint)
     if asked.json_path is not None:
         _write(asked.json_path, document)
@@ -202,7 +203,7 @@ def _cell(level: Level, name: str) -> str:
     value = level.metrics[name]
     if value is None:
         return f"n < {level.few[name]}" if name in level.few else "–"
-    return number(value)
+    return with_interval(value, level.intervals.get(name)) if name.endswith("_p50") else number(value)
 
 
 def _remarks(level: Level) -> Iterator[str]:
