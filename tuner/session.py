@@ -240,7 +240,7 @@ def write_derived(folder: StudyFolder, space: Space) -> Outcome:
             write_launch(file, folder.launch)
         else:
             folder.launch.unlink(missing_ok=True)  # an earlier one would no longer be true
-        write_report(folder, space, outcome)
+        write_report(folder)
     except OSError as error:
         raise StudyError(f"{folder.path}: cannot be written: {error.strerror or error}") from error
     return outcome

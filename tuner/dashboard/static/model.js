@@ -8,6 +8,7 @@ export class Study {
     this.metrics = document.metrics;
     this.failures = document.failures;
     this.index = new Map(document.metrics.map((metric, i) => [metric.name, i]));
+    this.leftOut = document.left_out ?? [];
     this.byNumber = new Map();
     this.apply(document);
   }

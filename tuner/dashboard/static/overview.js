@@ -140,6 +140,7 @@ function progress(study) {
       el("div", { className: "meter", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(100 * Math.min(1, share)), "aria-label": "Budget spent" },
         el("i", { style: { width: `${Math.min(100, 100 * share) * (1 - failed / total)}%` } }), el("i", { className: "failed", style: { width: `${Math.min(100, 100 * share) * (failed / total)}%` } })),
       el("p", { className: "dim" }, `${capital(live.text)}. ${about.summary}`),
+      study.leftOut.length > 0 && el("div", { className: "notice" }, `To keep this file small it goes without ${study.leftOut.join(", ")}; the dashboard has them.`),
       live.unreadable + live.too_long > 0 && el("div", { className: "notice" }, `${plural(live.unreadable + live.too_long, "line")} of the study's files could not be read and ${live.unreadable + live.too_long === 1 ? "is" : "are"} left out.`)));
 }
 
