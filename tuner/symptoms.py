@@ -17,6 +17,7 @@ from engine.config import EngineConfig
 from tuner.records import FailureKind
 
 LINE_WIDTH = 1600  # of a line, that much is read: argument dumps are longer, messages are not
+HANDLED = re.compile(r"\b(INFO|DEBUG|WARNING)\b|\w*Warning: ")  # whoever says it so lives on
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 FRAMES = 160  # lines of traceback that belong to an exception, chained ones included
 
@@ -384,6 +385,8 @@ def _last(lines: Sequence[str], patterns: Sequence[Pattern], facts: Facts) -> Sy
     """Match lines from the last one; memory that runs out while a graph is captured is `oom_capture`."""
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
+        if HANDLED.search(line):
+            continue
         for pattern in patterns:
             if (match := pattern.regex.search(line)) is None:
                 continue

@@ -143,6 +143,8 @@ def test_ordinary_words_name_no_cause() -> None:
         "WARNING: graph capture takes a while",
         "INFO: config loaded from /models/x/config.json",
         "WARNING: dist timeout is 600",
+        "WARNING 01-01 [utils.py:1] could not find nvcc, falling back to the native sampler",
+        "UserWarning: CUDA out of memory. Tried to allocate 1.00 GiB, retrying with less",
     ]
     assert symptoms.find(symptoms.Facts(None, "\n".join(lines))) is None
 
