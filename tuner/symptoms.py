@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from tuner.records import FailureKind
 
 LINE_WIDTH = 1600  # of a line, that much is read: argument dumps are longer, messages are not
-HANDLED = re.compile(r"\b(INFO|DEBUG|WARNING)\b|\w*Warning: ")  # whoever says it so lives on
+HANDLED = re.compile(r"(?<![=\w])(INFO|DEBUG|WARNING)\b|\w*Warning: ")  # whoever says it so lives on
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 FRAMES = 160  # lines of traceback that belong to an exception, chained ones included
 
