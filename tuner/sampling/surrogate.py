@@ -96,13 +96,18 @@ class Surrogate:
         good = told[feasible] if feasible.any() else told
         chance = self.chance_to_run(costs, groups, x) * _chance_to_hold(costs, known, groups, x)
         margin = np.array([max(self.least, self.noisy * model.noise_sd) for model in models])
-        gain = expected_improvement(good - margin, reference_of(good), means, sds)
+        reference = reference_of(good)
+        axis = view.number % (2 * len(view.objectives))
+        if axis % 2:  # every other launch pushes one end of the front: recommendations are ends
+            end = slice(axis // 2, axis // 2 + 1)
+            good, margin, reference, means, sds = good[:, end], margin[end], reference[end], means[:, end], sds[:, end]
+        gain = expected_improvement(good - margin, reference, means, sds)
         return np.asarray((gain + 1e-300) * chance ** self.caution(costs))
 
     def caution(self, costs: Costs) -> float:
         """Return the exponent of the chance to run: bold while few launches crash, careful once too many did."""
         spent = costs.crashed.sum() / (self.tolerated * len(costs.crashed))
-        return float(np.clip(2 * spent - 1, 0.5, 3.0))
+        return float(np.clip(2 * spent - 1, 1.0, 4.0))
 
     @staticmethod
     def chance_to_run(costs: Costs, groups: tuple[int, ...], x: Array) -> Array:
