@@ -57,7 +57,7 @@ def trial(
         trial=3,
         role=role,
         config=config,
-        workload=Workload(prompts=str(folder / "prompts.jsonl"), output_tokens=16, window=0.2),
+        workload=Workload(prompts=str(folder / "prompts.jsonl"), output_tokens=16, window=0.2, client_lag=1000),
         levels=(1,),
         served_name=config.model.target,
         reference=reference,
