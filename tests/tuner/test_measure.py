@@ -3,6 +3,8 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +18,13 @@ from tuner.load.traces import Trace
 from tuner.measure import (
     MIN_SAMPLE,
     PERCENTILES,
+    Batch,
+    OpenLoop,
     accept_length,
     chunk_gaps_ms,
+    client_error,
     measure,
+    repeated,
     summary,
     tpot_ms,
     ttft_ms,
@@ -240,3 +246,83 @@ def test_gap_intervals_cover_although_gaps_of_a_request_are_alike() -> None:
 def _with_gaps(group: Sequence[float]) -> Trace:
     times = np.cumsum([0.01, *[gap / 1e3 for gap in group]])
     return trace(0.0, *[(float(time), 2.0) for time in times])
+
+
+# --- what a level says beside its metrics ---
+
+
+def steady(n: int, cycle: float = 1.0, **more: Any) -> list[Trace]:
+    """Return n requests of one slot, 8 tokens each, the first after a tenth of the cycle."""
+    return [trace(i * cycle, ((i + 0.1) * cycle, 4), ((i + 1) * cycle, 4), **more) for i in range(n)]
+
+
+def test_too_small_samples_are_marked() -> None:
+    level = measure(steady(12), concurrency=1)
+    assert level.metrics["ttft_ms_p90"] is not None
+    assert level.metrics["ttft_ms_p95"] is None
+    assert level.few["ttft_ms_p95"] == 20
+    assert level.few["e2e_ms_p99"] == 100
+    assert "ttft_ms_p90" not in level.few
+    assert set(level.few) <= set(METRIC_NAMES)
+
+
+def test_errors_are_counted_by_kind() -> None:
+    level = measure([*steady(3), FAILED, FAILED, Trace(0.0, 1.0, error="stalled")], concurrency=1)
+    assert level.errors == {"reset": 2, "stalled": 1}
+    assert level.output_tokens == 24
+
+
+def test_normalised_latency_and_the_users_speed() -> None:
+    level = measure(steady(10), concurrency=1)
+    assert level.metrics["normalized_ms_mean"] == pytest.approx(1000 / 8)
+    assert level.metrics["output_tok_s_per_user"] == pytest.approx(4 / 0.9)
+    assert level.metrics["request_rps"] == pytest.approx(1.0)
+
+
+def test_categories_are_apart() -> None:
+    code = [replace(t, slice="code") for t in steady(4)]
+    prose = [replace(t, slice="prose", accept_length=3.0, verify_count=2) for t in steady(3, 2.0)]
+    level = measure([*code, *prose], concurrency=1)
+    assert {name: part.n for name, part in level.slices.items()} == {"code": 4, "prose": 3}
+    assert level.slices["prose"].metrics["e2e_ms_p50"] == pytest.approx(2000)
+    assert level.slices["code"].metrics["accept_length"] is None
+    assert level.slices["prose"].metrics["accept_length"] == pytest.approx(3.0)
+    assert measure(code, concurrency=1).slices == {}
+
+
+def test_a_batch_includes_ramp_and_tail() -> None:
+    """Two slots of 3 and 1 requests of a second: 4 in 3 seconds, where the closed loop's rate is 2 a second."""
+    traces = [*steady(3), *steady(1)]
+    assert measure(traces, concurrency=2, rate=Batch(2)).metrics["request_rps"] == pytest.approx(4 / 3)
+    assert measure(traces, concurrency=2).metrics["request_rps"] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("seconds", [0.1, 30.0])
+def test_an_open_loops_rate_is_that_of_its_completions(seconds: float) -> None:
+    """Ten requests a second whatever an answer takes."""
+    traces = [trace(i / 10, (i / 10 + seconds / 2, 4), (i / 10 + seconds, 4)) for i in range(200)]
+    level = measure(traces, concurrency=5, rate=OpenLoop())
+    assert level.metrics["request_rps"] == pytest.approx(10)
+    assert level.metrics["output_tok_s"] == pytest.approx(80)
+
+
+def test_repeats_that_disagree_widen_the_interval() -> None:
+    runs = [steady(20, cycle) for cycle in (1.0, 1.3, 0.8)]
+    levels = [measure(run, concurrency=1) for run in runs]
+    pooled = measure([t for run in runs for t in run], concurrency=1)
+    found = repeated(levels, pooled)
+    for name in ("output_tok_s", "e2e_ms_mean", "tpot_ms_p50"):
+        low, high = found.intervals[name]
+        assert low <= min(pooled.intervals[name][0], min(level.metrics[name] or 0 for level in levels))
+        assert high >= pooled.intervals[name][1]
+    assert repeated(levels[:2], pooled) == pooled
+
+
+@pytest.mark.parametrize(("lag", "sent_late", "bound"), [(0.001, 0.0, False), (0.02, 0.0, True), (0.001, 0.05, True)])
+def test_a_late_client_says_so(lag: float, sent_late: float, bound: bool) -> None:
+    """Requests take a second: 10 ms are allowed, of reading as of sending."""
+    found = client_error([replace(t, lag=sent_late) for t in steady(50)], [lag] * 200, busy=0.5)
+    assert found.bound is bound
+    assert found.limit_ms == pytest.approx(10.0)
+    assert found.lag_ms_p99 == pytest.approx(1e3 * max(lag, sent_late))
+    assert client_error([FAILED], [1.0]).bound is False
