@@ -26,6 +26,8 @@ from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, Choices
 
 CRASH_PRIOR = Prior(length=(0.0, 0.7), signal=(0.0, 0.7), noise=(-3.0, 1.0))
+BOLD, CAREFUL = 0.5, 0.8  # least chance to run, while few launches crashed and once too many did
+RISKY = 1e-6  # weight of what is below it: taken only when nothing else is left
 GIVEN_UP = 4  # failures of a word that never ran
 HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
 
@@ -42,7 +44,7 @@ class Surrogate:
 
     startup: int = 8
     guided: int = 4
-    tolerated: float = 0.06
+    tolerated: float = 0.08
     least: float = 0.01
     noisy: float = 0.25
     fairness: int = 3
@@ -102,12 +104,8 @@ class Surrogate:
             end = slice(axis // 2, axis // 2 + 1)
             good, margin, reference, means, sds = good[:, end], margin[end], reference[end], means[:, end], sds[:, end]
         gain = expected_improvement(good - margin, reference, means, sds)
-        return np.asarray((gain + 1e-300) * chance ** self.caution(costs))
-
-    def caution(self, costs: Costs) -> float:
-        """Return the exponent of the chance to run: bold while few launches crash, careful once too many did."""
-        spent = costs.crashed.sum() / (self.tolerated * len(costs.crashed))
-        return float(np.clip(2 * spent - 1, 1.0, 4.0))
+        floor = BOLD if costs.crashed.sum() <= self.tolerated * len(costs.crashed) else CAREFUL
+        return np.asarray((gain + 1e-300) * chance * np.where(chance >= floor, 1.0, RISKY))
 
     @staticmethod
     def chance_to_run(costs: Costs, groups: tuple[int, ...], x: Array) -> Array:

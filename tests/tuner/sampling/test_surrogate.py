@@ -1,0 +1,135 @@
+"""The default sampler's parts: order of the first launches, crashes, words, priors, batches, stop rule."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from benchmarks.search.surfaces import build, cluster, cluster_space, quiet
+from engine.config import EngineConfig
+from engine.estimate import gpu
+from tests.tuner.spaces import SPACE
+from tuner.brain import Brain
+from tuner.prior import Roofline, with_guesses
+from tuner.sampling import Pool, key_of
+from tuner.sampling.design import first_points, sobol_points
+from tuner.sampling.encode import Encoder
+from tuner.sampling.guesses import calibrate
+from tuner.sampling.surrogate import Surrogate, reference_of, untested
+from tuner.simulate import Game, measured_again, value_at
+from tuner.space import parse_space
+from tuner.stop_rule import Outlook, outlook, should_stop
+
+SPACE_ = parse_space(SPACE.encode())
+
+
+@pytest.fixture(scope="module")
+def boxes() -> Game:
+    made = build("eight_gpus", cluster_space(), cluster, quiet)
+    return Game.of(made.space, made.table)
+
+
+def told(game: Game, count: int, sampler: Surrogate | None = None) -> Brain:
+    """Return a brain that was told of so many of its own suggestions."""
+    brain = Brain(game.space, game.table.refusals, sampler=sampler or Surrogate(), pool=game.pool)
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        suggestion = brain.ask(number)
+        assert suggestion is not None
+        brain.tell(measured_again(game.row_of(suggestion.assignment), number, rng))
+    return brain
+
+
+def test_defaults_and_corners_come_first() -> None:
+    first = list(first_points(SPACE_))
+    assert first[0]["draft.kind"] == "dflash"
+    assert first[0]["graphs"] == {"kind": "eager"}  # the field's default
+    assert [point["draft.block_size"] for point in first] == [8, 4, 8]
+    assert [point["draft.layers"] for point in first] == [3, 1, 4]
+
+
+def test_sobol_points_differ_by_seed_and_cover_every_value() -> None:
+    points = sobol_points(SPACE_, 1, 64)
+    assert points == sobol_points(SPACE_, 1, 64)
+    assert points != sobol_points(SPACE_, 2, 64)
+    for domain in SPACE_.domains:
+        assert {repr(p[domain.path]) for p in points if domain.path in p} == {repr(v) for v in domain.values}
+
+
+def test_inactive_domains_sit_in_the_middle_and_words_apart() -> None:
+    points = list(SPACE_.points())
+    encoder = Encoder(SPACE_.domains)
+    matrix = encoder.matrix(points)
+    assert matrix.shape == (len(points), len(encoder.groups))
+    off = [i for i, point in enumerate(points) if point["draft.kind"] == "none"]
+    block = list(encoder.groups).index([d.path for d in SPACE_.domains].index("draft.block_size"))
+    assert set(matrix[off, block]) == {0.5}
+    assert len({tuple(row) for row in matrix}) == len(points)
+
+
+def test_a_batch_is_of_different_points(boxes: Game) -> None:
+    brain = told(boxes, 12)
+    batch = [brain.ask(12 + slot) for slot in range(4)]
+    assert len({key_of(s.assignment) for s in batch if s is not None}) == 4
+
+
+def test_a_word_is_not_given_up_after_one_crash(boxes: Game) -> None:
+    brain = Brain(boxes.space, boxes.table.refusals, pool=boxes.pool)
+    assert untested(brain.view(0)) == ("draft.kind", '"none"')
+    brain = told(boxes, 20)
+    assert untested(brain.view(20)) is None
+
+
+def test_gains_are_counted_from_behind_the_front() -> None:
+    front = np.array([[0.0, 1.0], [1.0, 0.0]])
+    worst = np.array([[5.0, 5.0]])
+    assert reference_of(np.vstack([front, worst])) == pytest.approx([1.1, 1.1])
+    assert (reference_of(np.array([[0.0, 0.0], [2.0, 3.0]])) > [2.0, 3.0]).all()
+
+
+def test_a_guess_is_believed_as_a_shape_and_dropped_when_it_errs() -> None:
+    rng = np.random.default_rng(0)
+    cost = rng.standard_normal(20)
+    assert calibrate(cost + np.log(4.6), cost).slope == pytest.approx(1.0)  # wrong by a factor everywhere: no matter
+    assert calibrate(cost + 0.2 * rng.standard_normal(20), cost).kept
+    assert not calibrate(-1.5 * cost, cost).kept
+    assert not calibrate(rng.standard_normal(20), cost).kept
+    assert not calibrate(np.full(20, np.nan), cost).kept
+    assert calibrate(cost[:2], cost[:2]).slope == 1.0
+
+
+def test_the_roofline_guesses_what_it_can() -> None:
+    config = next(c for p in SPACE_.points() if isinstance(c := SPACE_.assemble(p), EngineConfig) and c.drafts)
+    drafted = EngineConfig.model_validate(config.model_dump() | {"draft": {"kind": "dflash", "block_size": 8}})
+    roofline = Roofline.of(config, drafted, gpu("H200"))
+    pool = with_guesses(Pool.of(SPACE_), roofline, SPACE_.file.objectives)
+    assert pool.guesses is not None
+    assert pool.guesses.shape == (len(pool.assignments), 2)
+    assert np.isfinite(pool.guesses).all()
+    by_block = {p.get("draft.block_size"): g[0] for p, g in zip(pool.assignments, pool.guesses, strict=True)}
+    assert by_block[8] < by_block[None]  # lower cost: a memory-bound target is faster with a draft
+
+
+def test_a_right_guess_is_followed_at_once(boxes: Game) -> None:
+    aims = [(o, o.level(boxes.space.levels)) for o in boxes.space.file.objectives]
+    values = [[value_at(row.record, o, level) for o, level in aims] for row in boxes.table.rows]
+    logs = np.array([[1.0 if v is None else np.log(v) for v in row] for row in values])
+    guesses = logs * [1.0 if o.goal == "min" else -1.0 for o, _ in aims]
+    guided = boxes.__class__(boxes.space, boxes.table, boxes.truth, Pool(boxes.space, boxes.pool.assignments, guesses))
+    with_it = [guided.play(Surrogate(), seed, 16).hypervolume[-1] for seed in range(3)]
+    without = [boxes.play(Surrogate(), seed, 16).hypervolume[-1] for seed in range(3)]
+    assert sum(with_it) > sum(without)
+
+
+def test_the_search_ends_when_nothing_more_is_expected(boxes: Game) -> None:
+    assert outlook(told(boxes, 3).view(3), Surrogate()) is None
+    early = outlook(told(boxes, 16).view(16), Surrogate())
+    late = outlook(told(boxes, 45).view(45), Surrogate())
+    assert early is not None
+    assert late is not None
+    assert late.gain < early.gain
+    assert should_stop([Outlook(0.001)] * 5)
+    assert should_stop([Outlook(0.001)] * 4) is None
+    assert should_stop([*itertools.repeat(Outlook(0.001), 4), Outlook(0.1)]) is None
