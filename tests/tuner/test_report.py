@@ -1,159 +1,132 @@
-"""The report: complete, self-contained, inert whatever the study is called or the logs say."""
+"""The report: the page and its data in one file that runs nothing but itself, and stays small."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import hashlib
 import html.parser
-import itertools
+import json
 import re
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.tuner.make import config, level, record
-from tests.tuner.spaces import SPACE
-from tuner.records import Failure, TrialRecord
-from tuner.report.chart import Axis, Mark, scale, scatter
-from tuner.report.html import Html, tag
-from tuner.report.page import page
-from tuner.space import parse_space
-from tuner.study import outcome_of
+from tests.tuner.dashboard.synthetic import make_study
+from tuner.dashboard.payload import whole_of
+from tuner.dashboard.study import StudyReader
+from tuner.report import page as report
+from tuner.report.bundle import names, script
+from tuner.report.page import page, write_report
+from tuner.store import StudyFolder
 
-PROVENANCE = {"schema": 1, "time": 1.7e9, "machine": {"cpu": "Some CPU", "cores": 2, "gpus": []}, "argv": ["tuner"]}
-EVIL = "</pre><script>alert('x')</script><img src=x onerror=alert(1)>&\x1b[31m"
+EXAMPLE = StudyFolder(Path(__file__).parents[2] / "results" / "example")
+EVIL = "</script><script>alert('x')</script><img src=x onerror=alert(1)>&\x1b[31m"
 
 
-class Checker(html.parser.HTMLParser):
-    """Collects tags, attributes and text; complains about what is not closed."""
-
-    VOID = frozenset({"meta", "br"})
+class Parts(html.parser.HTMLParser):
+    """Collects tags, attributes, and what scripts and styles hold."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.open: list[str] = []
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
+        self.raw: list[tuple[str, str]] = []
+        self.inside: str | None = None
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += attrs
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        self.attributes += attrs
+        self.inside = tag if tag in ("script", "style") else None
+        if self.inside is not None:
+            self.raw.append((tag, ""))
 
     def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        self.inside = None
 
     def handle_data(self, data: str) -> None:
-        self.text += data
+        if self.inside is not None:
+            self.raw[-1] = (self.raw[-1][0], self.raw[-1][1] + data)
 
 
-def render(records: list[TrialRecord], text: str = SPACE, provenance: dict[str, object] | None = None) -> Checker:
-    space = parse_space(text.encode())
-    checker = Checker()
-    checker.feed(page(space, outcome_of(records, space), provenance or PROVENANCE, "launch: <yaml>", "serve it"))
-    checker.close()
-    assert checker.open == []
-    return checker
+def parts(text: str) -> Parts:
+    parsed = Parts()
+    parsed.feed(text)
+    parsed.close()
+    return parsed
 
 
-RECORDS = [
-    record(0, [level(1, 8.0, 120), level(4, 10.0, 380), level(8, 16.0, 480)]),
-    record(1, [level(1, 4.0, 240), level(4, 9.0, 430), level(8, 15.0, 510)]),
-    record(2),
-]
+def data_of(text: str) -> dict[str, Any]:
+    embedded = re.search(r'id="embedded">([A-Za-z0-9+/=]*)</script>', text)
+    assert embedded is not None
+    found: dict[str, Any] = json.loads(gzip.decompress(base64.b64decode(embedded.group(1))))
+    return found
 
 
-def test_everything_is_there() -> None:
-    page_ = render(RECORDS)
-    for words in (
-        "Recommended at 8 requests in flight: trial 1",
-        "serve it",
-        "launch: <yaml>",
-        "tpot_ms_p50 (ms/token) · ← lower is better",
-        "output_tok_s (tokens/s) · higher is better →",
-        "4.00[3.80–4.20]",
-        "oom_load at load",
-        "out of memory",
-        "What to do: lower it",
-        "Some CPU, 2 cores",
-        "ttft_ms_p90 ≤ 2000 at 8 in flight",
-        SPACE.splitlines()[1],
-    ):
-        assert words in page_.text, words
+def test_the_report_holds_what_the_dashboard_shows(tmp_path: Path) -> None:
+    write_report(EXAMPLE, tmp_path / "report.html")
+    embedded = data_of((tmp_path / "report.html").read_text(encoding="utf-8"))
+    expected = json.loads(json.dumps(whole_of(StudyReader(EXAMPLE), "example")))
+    assert {k: embedded[k] for k in ("trials", "derived", "study")} == {
+        k: expected[k] for k in ("trials", "derived", "study")
+    }
+    assert embedded["left_out"] == []
 
 
-def test_no_script_and_no_address_of_anywhere_else() -> None:
-    page_ = render(RECORDS)
-    assert not {"script", "link", "img", "iframe", "object", "base", "form"} & set(page_.tags)
-    assert not [name for name, _ in page_.attributes if name in ("src", "href", "action") or name.startswith("on")]
-    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page_.attributes
+def test_nothing_is_loaded_from_anywhere_and_only_its_own_scripts_run() -> None:
+    text = page(whole_of(StudyReader(EXAMPLE), "example"))
+    found = parts(text)
+    assert found.tags.count("script") == 3
+    assert not {"link", "img", "iframe", "object", "base", "form"} & set(found.tags)
+    assert not [name for name, _ in found.attributes if name in ("src", "action") or name.startswith("on")]
+    policy = next(value for name, value in found.attributes if name == "content" and value and "default-src" in value)
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "connect-src" not in policy  # falls back to 'none'
+    for tag, content in found.raw:
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert (f"'sha256-{digest}'" in policy) == (tag == "style" or "function" in content)
 
 
-def test_what_comes_from_elsewhere_is_inert() -> None:
-    failure = Failure(kind="crashed", stage="launch", evidence=(EVIL, "x" * 100_000), advice=EVIL)
-    hostile = record(
-        2, None, failure=failure.model_dump(), config=config(attention={"backend": EVIL.replace("\x1b", "")})
-    )
-    text = SPACE.replace("target: bundled", "target: '</style><script>x</script>'")
-    page_ = render([*RECORDS[:2], hostile], text, PROVENANCE | {"argv": [EVIL], EVIL: {EVIL: EVIL}})
-    assert "script" not in page_.tags
-    assert "img" not in page_.tags
-    assert EVIL[:30] in page_.text
-    assert len(page_.text) < 60_000
+def test_the_modules_can_be_put_one_after_another() -> None:
+    root = resources.files("tuner.dashboard").joinpath("static")
+    files = {entry.name: entry.read_text(encoding="utf-8") for entry in root.iterdir() if entry.name.endswith(".js")}
+    assert {name: where for name, where in names(files).items() if len(where) > 1} == {}
+    bundled = script()
+    assert not re.search(r"^(import|export) ", bundled, re.MULTILINE)
+    assert "</script" not in bundled
+    assert sorted(re.findall(r"^// ([a-z]+\.js)$", bundled, re.MULTILINE)) == sorted(files)
+    page_ = root.joinpath("index.html").read_text(encoding="utf-8")
+    assert all(f"/static/{name}" in page_ for name in files)  # each is preloaded
+    assert max(text.count("\n") for text in files.values()) <= 600
 
 
-@pytest.mark.parametrize("records", [[], RECORDS[:1], [record(0)], [record(0), record(1), record(2)]])
-def test_small_studies_have_a_report(records: list[TrialRecord]) -> None:
-    page_ = render(records)
-    assert ("svg" in page_.tags) == bool(records and records[0].levels)
+def test_what_comes_from_elsewhere_is_data_only() -> None:
+    study = whole_of(StudyReader(EXAMPLE), EVIL)
+    study["trials"][0]["label"] = EVIL
+    text = page(study)
+    assert parts(text).tags.count("script") == 3
+    assert "img" not in parts(text).tags
+    assert data_of(text)["trials"][0]["label"] == EVIL
 
 
-def test_one_objective_is_drawn_against_the_load() -> None:
-    text = SPACE.replace("  - {metric: output_tok_s, goal: max, at: 8}\n", "")
-    assert "requests in flight" in render(RECORDS, text).text
+@pytest.mark.parametrize("count", [0, 1, 12])
+def test_small_studies_have_a_report(tmp_path: Path, count: int) -> None:
+    folder = make_study(tmp_path / "study", count)
+    write_report(folder)
+    assert len(data_of(folder.report.read_text(encoding="utf-8"))["trials"]) == count
 
 
-def test_unmeasured_values_are_dashes_not_points() -> None:
-    page_ = render([record(0, [level(1, None, 120), level(8, 16.0, 480)])])
-    assert "–" in page_.text
-
-
-def test_text_and_attributes_are_escaped_and_html_is_not() -> None:
-    assert tag("p", "<b>", Html("<i>x</i>"), class_='"a"') == '<p class="&quot;a&quot;">&lt;b&gt;<i>x</i></p>'
-    assert tag("line", x1=1.0, x2=2.5) == '<line x1="1" x2="2.5"/>'
-    assert tag("p", None, ["a", None, ["b"]]) == "<p>ab</p>"
-
-
-@pytest.mark.parametrize("values", [[], [5.0], [0.0], [5.0, 5.0], [0.001, 0.002], [1.0, 1e6], [-3.0, 4.0], [1e-9, 1e9]])
-def test_scales_cover_their_values_with_few_round_ticks(values: list[float]) -> None:
-    drawn = scale(values, 0.0, 100.0)
-    assert 3 <= len(drawn.ticks) <= 12
-    assert all(-1e-6 <= drawn(value) <= 100 + 1e-6 for value in values)
-    assert drawn(drawn.low) == 0
-    assert drawn(drawn.high) == pytest.approx(100)
-
-
-def test_the_stair_walks_along_the_front() -> None:
-    def mark(x: float, y: float) -> Mark:
-        return Mark(x, y, None, None, "none", 0, True, True, False, "")
-
-    svg = scatter([mark(1, 1), mark(2, 2), mark(3, 4)], Axis("a", True), Axis("b", False))
-    path = re.search(r'class="stair" d="([^"]+)"', svg)
-    assert path is not None
-    points = [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+) ([\d.]+)", path.group(1))]
-    assert len(points) == 5
-    assert all((a[0] == b[0]) != (a[1] == b[1]) for a, b in itertools.pairwise(points))
-    assert points[1][1] == points[0][1]  # first right, at the same throughput
-
-
-def test_a_study_of_many_trials_is_still_a_small_file(tmp_path: Path) -> None:
-    """Also when all of them are tied, the worst case of the front's table."""
-    levels = [level(1, 8.0, 120), level(4, 10.0, 380), level(8, 16.0, 480)]
-    records = [record(i, levels) for i in range(400)]
-    space = parse_space(SPACE.encode())
-    text = page(space, outcome_of(records, space), PROVENANCE, None, "")
-    assert len(text.encode()) < 1.6 * 2**20  # 4 MiB for a thousand
+def test_a_report_that_would_be_too_large_goes_without_its_least_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = whole_of(StudyReader(EXAMPLE), "example")
+    whole = len(page(study).encode())
+    monkeypatch.setattr(report, "LARGEST", whole + report.SPACE_FOR_PAGE - 3000)
+    small = page(study)
+    assert len(small.encode()) < whole
+    embedded = data_of(small)
+    assert embedded["left_out"]
+    assert [trial["points"][0][4] for trial in embedded["trials"] if trial["points"]] == [
+        trial["points"][0][4] for trial in study["trials"] if trial["points"]
+    ]

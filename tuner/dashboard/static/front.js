@@ -8,6 +8,7 @@ import { kindTitle, emptyView, failureText, named, panel, pointDetail, pointTags
 
 const CROWDED = 120; // points; beyond, intervals are drawn for the front and the baseline only
 const MOST_CHIPS = 24;
+const WIDE = 15; // highest over lowest from which a logarithmic axis shows more
 
 export class FrontView {
   constructor(context) {
@@ -15,7 +16,7 @@ export class FrontView {
     const [first, second] = context.study.objectives;
     this.options = context.keep("front", {
       x: second ? first.metric : "concurrency", y: (second ?? first).metric,
-      colour: "concurrency", intervals: true, dominated: true,
+      colour: "concurrency", intervals: true, dominated: true, log: wide(context.study, (second ?? first).metric),
     });
     this.chart = new Chart(Math.max(340, Math.min(560, window.innerHeight - 350)), "Latency against throughput of every measured point");
     this.chart.on("mouseover", (event) => this.hover(event));
@@ -61,6 +62,7 @@ export class FrontView {
       choose("Colour", colourings(study).map(([key, title]) => [key, title]), this.options.colour, set("colour")),
       tick("Intervals", this.options.intervals, set("intervals")),
       tick("Dominated", this.options.dominated, set("dominated")),
+      tick("Log", this.options.log, set("log")),
     ];
   }
 
@@ -82,7 +84,7 @@ export class FrontView {
     const log = x === "concurrency" && study.levels.length > 1;
     this.chart.draw({
       xAxis: valueAxis("x", title(x), log ? { type: "log", logBase: 2 } : {}),
-      yAxis: valueAxis("y", title(y)),
+      yAxis: valueAxis("y", title(y), this.options.log ? { type: "log" } : {}),
       dataZoom: [{ type: "inside", xAxisIndex: 0, zoomOnMouseWheel: "ctrl", moveOnMouseMove: false }, { type: "inside", yAxisIndex: 0, zoomOnMouseWheel: "ctrl", moveOnMouseMove: false }],
       series: [
         this.baselineLine(), this.stair(), this.whiskersOf(visible, colour), ...this.marks(visible, colour), this.cutShort(),
@@ -191,6 +193,11 @@ export class FrontView {
   dispose() {
     this.chart.dispose();
   }
+}
+
+function wide(study, metric) {
+  const values = study.points.map((point) => study.value(point, metric)).filter((value) => value > 0);
+  return Math.max(...values) > WIDE * Math.min(...values);
 }
 
 function recommendation(context) {
