@@ -27,6 +27,10 @@ Budget = Callable[[Iterator[float]], int]
 """How many nodes to verify, given what each adds to the expected tokens of the round, best first; read as needed."""
 
 
+class TooFew(Exception):
+    """A path's next sibling is not among the candidates that were given."""
+
+
 @dataclass(frozen=True)
 class Tree:
     """Nodes of R requests' trees, rows 0 … N; row 0 is the root, whose token and parent are 0.
@@ -77,7 +81,7 @@ class Path(NamedTuple):
     weight: float
 
 
-def best_first(log_probs: Sequence[Sequence[float]], width: int | None = None) -> Iterator[Path]:
+def best_first(log_probs: Sequence[Sequence[float]], width: int | None = None, partial: bool = False) -> Iterator[Path]:
     """Yield one request's paths, best first, by a heap.
 
     A path that is taken offers its next sibling and its first child: neither is more probable than itself.
@@ -85,6 +89,10 @@ def best_first(log_probs: Sequence[Sequence[float]], width: int | None = None) -
     Args:
         log_probs: [depth][K] log-probabilities, descending along K.
         width: most children of a node.
+        partial: there are more candidates than K, less likely ones.
+
+    Raises:
+        TooFew: `partial`, and one of those may be next.
     """
     # (−log weight, depth, ranks, parent's row, parent's log weight)
     heap: list[tuple[float, int, tuple[int, ...], int, float]] = [(-log_probs[0][0], 1, (0,), 0, 0.0)]
@@ -94,6 +102,8 @@ def best_first(log_probs: Sequence[Sequence[float]], width: int | None = None) -
         negative, depth, ranks, parent, above = heapq.heappop(heap)
         yield Path(ranks, parent, -negative)
         rank = ranks[-1] + 1
+        if partial and rank == len(log_probs[depth - 1]) and rank != width:
+            raise TooFew
         if rank < len(log_probs[depth - 1]) and (width is None or rank < width):
             heapq.heappush(heap, (-(above + log_probs[depth - 1][rank]), depth, (*ranks[:-1], rank), parent, above))
         if depth < len(log_probs):
@@ -101,10 +111,22 @@ def best_first(log_probs: Sequence[Sequence[float]], width: int | None = None) -
 
 
 def by_heap(
-    log_probs: Tensor, tokens: Tensor, nodes: int, width: int | None = None, budget: Budget | None = None
+    log_probs: Tensor,
+    tokens: Tensor,
+    nodes: int,
+    width: int | None = None,
+    budget: Budget | None = None,
+    partial: bool = False,
 ) -> Tree:
-    """Return the trees of `build` from one heap a request; only paths that the budget looks at are ever found."""
-    walks = [best_first(rows, width) for rows in log_probs.tolist()]
+    """Return the trees of `build` from one heap a request; only paths that the budget looks at are ever found.
+
+    Args:
+        partial: K may be any number; then the trees are right or there are none.
+
+    Raises:
+        TooFew: `partial`, and K is too small.
+    """
+    walks = [best_first(rows, width, partial) for rows in log_probs.tolist()]
     found: list[tuple[Path, ...]] = []
 
     def gains() -> Iterator[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -37,6 +38,7 @@ class Growing:
 
 
 Budget = Fixed | Growing
+FEW = 12
 
 
 class DDTreeDrafter:
@@ -49,14 +51,27 @@ class DDTreeDrafter:
     def propose(self, roots: Tensor, places: Reservation, draws: sampling.Batch | None, cache: KVCache) -> Proposal:
         """Return [R, nodes + 1]; the draft's temperature is 1, whatever the requests' own."""
         _, hidden, work = self._chain.block(roots, places, cache)
-        log_probs, tokens = self._chain.model.likeliest(hidden.flatten(0, 1), self._budget.nodes)
-        depth = hidden.shape[1]
-        log_probs, tokens = (part.view(roots.shape[0], depth, -1) for part in (log_probs, tokens))
-        budget = self._budget.of_round(roots.shape[0])
-        nodes = tree.build(log_probs, tokens, self._budget.nodes, self._width, budget)
+        nodes = self._grow(hidden)
         rows = nodes.tokens.clone()
         rows[:, 0] = roots
-        return Proposal(rows, work, depth, nodes, forced=self._chain.forced)
+        return Proposal(rows, work, hidden.shape[1], nodes, forced=self._chain.forced)
+
+    def _grow(self, hidden: Tensor) -> tree.Tree:
+        """Return the trees over hidden states [R, depth, H].
+
+        A tree of N nodes may need N candidates at one place. One that grows while it pays hardly ever asks for more
+        than a few: on a CPU, where finding candidates costs more than the tree, it is first tried with `FEW`.
+        """
+        budget, most = self._budget.of_round(hidden.shape[0]), self._budget.nodes
+        if budget is not None and hidden.device.type == "cpu" and most > FEW:
+            with suppress(tree.TooFew):
+                return tree.by_heap(*self._candidates(hidden, FEW), most, self._width, budget, partial=True)
+        return tree.build(*self._candidates(hidden, most), most, self._width, budget)
+
+    def _candidates(self, hidden: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities and ids of the likeliest tokens at every place, [R, depth, count]."""
+        log_probs, tokens = self._chain.model.likeliest(hidden.flatten(0, 1), count)
+        return log_probs.view(*hidden.shape[:2], -1), tokens.view(*hidden.shape[:2], -1)
 
     def observe(self, features: Tensor | None, positions: Tensor, write: Tensor, cache: KVCache) -> None:
         """As the chain."""

@@ -60,6 +60,22 @@ def test_both_builders_equal_brute_force(problem: Problem) -> None:
             assert max(by_heap.parents[r, 1:].bincount().tolist()) <= width
 
 
+@settings(max_examples=200, deadline=None)
+@given(problems(), st.integers(1, 3))
+def test_few_candidates_give_the_same_tree_or_none(problem: Problem, few: int) -> None:
+    log_probs, tokens, nodes, width = problem
+    full = tree.by_heap(log_probs, tokens, nodes, width)
+    try:
+        partial = few < log_probs.shape[2]
+        narrow = tree.by_heap(log_probs[..., :few], tokens[..., :few], nodes, width, partial=partial)
+    except tree.TooFew:
+        assert partial
+        assert few < nodes
+        return
+    for name in ("tokens", "parents", "depths", "log_weights"):
+        assert torch.equal(getattr(full, name), getattr(narrow, name)), name
+
+
 @settings(max_examples=100, deadline=None)
 @given(problems(), st.lists(st.floats(1e-4, 1e-2), min_size=25, max_size=25))
 def test_a_budget_gives_both_builders_the_same_tree(problem: Problem, steps: list[float]) -> None:
