@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,12 @@ class CostTable:
 
         Between measured points and behind the last ones, cost is linear.
         """
-        wanted = np.arange(1, nodes + 2)
+        wanted = np.arange(1.0, nodes + 2)
         by_batch = [
             draft + _line(wanted, self.rows[: len(verify)], verify)
             for draft, verify in zip(self.draft, self.verify, strict=True)
         ]
-        at = np.array([requests])
+        at = np.array([float(requests)])
         seconds = [float(_line(at, self.requests, column)[0]) for column in zip(*by_batch, strict=True)]
         return Curve.of(smooth(seconds))
 
@@ -87,11 +90,12 @@ def smooth(seconds: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(each) for each in np.maximum.accumulate(seconds))
 
 
-def _line(wanted: np.ndarray, known: Sequence[int], values: Sequence[float]) -> np.ndarray:
+def _line(wanted: Array, known: Sequence[int], values: Sequence[float]) -> Array:
     """Return values at `wanted`, linear between known points and along the last slope beyond."""
-    if len(known) == 1:
-        return values[0] * wanted / known[0]
-    right = np.searchsorted(known, wanted).clip(1, len(known) - 1)
     x, y = np.asarray(known, dtype=np.float64), np.asarray(values, dtype=np.float64)
+    if len(x) == 1:
+        x, y = np.array([0.0, x[0]]), np.array([0.0, y[0]])
+    right = np.searchsorted(x, wanted).clip(1, len(x) - 1)
     slope = (y[right] - y[right - 1]) / (x[right] - x[right - 1])
-    return y[right - 1] + slope * (wanted - x[right - 1])
+    line: Array = y[right - 1] + slope * (wanted - x[right - 1])
+    return line

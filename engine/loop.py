@@ -89,14 +89,14 @@ class Loop:
     def stats(self) -> Stats:
         """Return counters and acceptance so far."""
         drafter = self._engine.drafter
-        by_policy = isinstance(self._draft, PolicyDraft) and isinstance(drafter, PolicyDrafter)
+        entry = drafter.entry if isinstance(drafter, PolicyDrafter) else None
         return Stats(
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
             tokens_used=self._engine.cache.tokens_used,
             rounds=self._tally.rounds.model_dump(),
             acceptance=self._tally.acceptance.model_dump(),
-            policy_entry=drafter.entry if by_policy else None,
+            policy_entry=entry if isinstance(self._draft, PolicyDraft) else None,
         )
 
 
