@@ -25,10 +25,12 @@ from tuner.sampling.gp import Gp, Prior, distances, fit
 from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, Choices
 
-CRASH_PRIOR = Prior(length=(0.0, 0.7), signal=(0.0, 0.7), noise=(-3.0, 1.0))
+CRASH_PRIOR = Prior(length=(-0.2, 0.6), signal=(0.0, 0.7), noise=(-4.0, 0.7))
 BOLD, CAREFUL = 0.5, 0.8  # least chance to run, while few launches crashed and once too many did
 RISKY = 1e-6  # weight of what is below it: taken only when nothing else is left
-GIVEN_UP = 4  # failures of a word that never ran
+KIND = "draft.kind"
+GIVEN_UP = 3  # failures of a word that never ran
+BLUNT = 0.5  # a label between −1 and +1 is a doubt of its own, however sure the model is of it
 HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
 
 
@@ -114,41 +116,49 @@ class Surrogate:
             return np.ones(len(x))
         model = fit(costs.x, 2 * costs.crashed - 1, groups, prior=CRASH_PRIOR, center=HEALTHY)
         mean, sd = model.predict(x)
-        return np.asarray(ndtr(-mean / np.maximum(sd, 1e-9)))
+        return np.asarray(ndtr(-mean / np.hypot(sd, BLUNT)))
 
 
-def untested(view: View) -> tuple[str, str] | None:
-    """Return (path, word) of a choice that no successful launch had, unless it failed often; None when all are settled.
+Words = dict[str, str]  # path: canonical value
+
+
+def untested(view: View) -> Words | None:
+    """Return a choice that never ran together with the leader's kind of draft; None when all did, or failed often.
 
     Two early crashes can share a word that was not their cause, and a model that blames it never looks again. So a
-    word is given up only after four failures, each as unlike the earlier ones as can be.
+    word is given up only after three failures, each as unlike the earlier ones as can be.
     """
+    measured = [o for o in view.observations if o.values is not None]
+    if not measured:
+        return None
+    sign = 1.0 if view.objectives[-1].goal == "min" else -1.0
+    leader = min(measured, key=lambda o: sign * o.values[-1] if o.values else 0.0)
+    kind = {KIND: canonical(leader.assignment[KIND])} if KIND in leader.assignment else {}
     for domain in view.pool.space.domains:
         if not isinstance(domain, Choices) or numeric(domain):
             continue
         for choice in domain.values:
-            word = domain.path, canonical(choice)
-            with_it = [o.values is not None for o in view.observations if _has(o.assignment, word)]
-            if not any(with_it) and len(with_it) < GIVEN_UP:
-                return word
+            words = kind | {domain.path: canonical(choice)}
+            ran = [o.values is not None for o in view.observations if _has(o.assignment, words)]
+            if not any(ran) and len(ran) < GIVEN_UP and any(_has(a, words) for a in view.pool.assignments):
+                return words
     return None
 
 
-def _far_from_failures(view: View, allowed: Array, word: tuple[str, str]) -> Array:
-    """Return the positions with a word that are least like its failures; all of them when there are none."""
-    held = np.array([i for i in allowed if _has(view.pool.assignments[i], word)], dtype=np.intp)
+def _far_from_failures(view: View, allowed: Array, words: Words) -> Array:
+    """Return the positions with these words that are least like their failures; all of them when there are none."""
+    held = np.array([i for i in allowed if _has(view.pool.assignments[i], words)], dtype=np.intp)
     if not len(held):
         return allowed
-    failed = [o.assignment for o in view.observations if o.values is None and _has(o.assignment, word)]
+    failed = [o.assignment for o in view.observations if o.values is None and _has(o.assignment, words)]
     if not failed:
         return held
     away = distances(view.pool.features[held], view.pool.encoder.matrix(failed)).min(axis=1)
     return np.asarray(held[away >= np.quantile(away, 0.9)])
 
 
-def _has(assignment: Assignment, word: tuple[str, str]) -> bool:
-    path, value = word
-    return path in assignment and canonical(assignment[path]) == value
+def _has(assignment: Assignment, words: Words) -> bool:
+    return all(path in assignment and canonical(assignment[path]) == value for path, value in words.items())
 
 
 def _chance_to_hold(costs: Costs, known: Array, groups: tuple[int, ...], x: Array) -> Array:

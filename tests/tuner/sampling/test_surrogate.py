@@ -77,9 +77,16 @@ def test_a_batch_is_of_different_points(boxes: Game) -> None:
 
 def test_a_word_is_not_given_up_after_one_crash(boxes: Game) -> None:
     brain = Brain(boxes.space, boxes.table.refusals, pool=boxes.pool)
-    assert untested(brain.view(0)) == ("draft.kind", '"none"')
-    brain = told(boxes, 20)
-    assert untested(brain.view(20)) is None
+    assert untested(brain.view(0)) is None  # nothing ran yet
+    rng = np.random.default_rng(0)
+    of_kind = {kind: [r for r in boxes.table.rows if r.assignment["draft.kind"] == kind] for kind in ("none", "dflash")}
+    crashing = [row for row in of_kind["dflash"] if row.record.state == "failed"]
+    running = [row for row in of_kind["none"] if row.record.state == "measured"]
+    for number, row in enumerate([running[0], *crashing[:2]]):
+        brain.tell(measured_again(row, number, rng))
+    assert untested(brain.view(3)) == {"draft.kind": '"dflash"'}
+    brain.tell(measured_again(crashing[2], 3, rng))
+    assert untested(brain.view(4)) is None
 
 
 def test_gains_are_counted_from_behind_the_front() -> None:
