@@ -42,7 +42,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-PROOFS := pair engine main decoding load lifecycle
+PROOFS := pair engine main decoding load lifecycle search
 .PHONY: $(addprefix proof-,$(PROOFS))
 
 proof-pair: $(VENV)/.dev
@@ -62,6 +62,9 @@ proof-load: $(VENV)/.dev
 
 proof-lifecycle: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.proof lifecycle
+
+proof-search: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.proof search
 
 clean:
 	rm -rf .build .pytest_cache .mypy_cache .ruff_cache .hypothesis
