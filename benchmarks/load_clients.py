@@ -109,7 +109,7 @@ async def with_ours(url: str, count: int, rounds: int, tokens: int, seed: int) -
     target = Target(parse_endpoint(url), make_requests(workload, "exact", seed))
     spent = time.process_time()
     run = await run_level(target, Plan(count, workload, requests=count * rounds), processes=1)
-    cpu = time.process_time() - spent  # the warm-up included, for it cannot be told apart
+    cpu = time.process_time() - spent  # with that of the warm-up, whose tokens count too
     found = [
         {
             "number": seed + trace.index,

@@ -105,7 +105,7 @@ def errors(case: Case, said: dict[str, Any], log: dict[int, Served]) -> dict[str
     ]
     stamps = sorted(1e3 * (request["last"] - served.writes[-1][0]) for request, served in pairs)
     counted = sum(request["tokens"] for request, _ in pairs)
-    all_tokens = counted * (1 + 1 / (4 * case.rounds))  # the warm-up's, about: a quarter of a request each
+    served_tokens = sum(served.tokens for served in log.values())  # with those of the warm-up
     return {
         "client": case.client,
         "streams": case.streams,
@@ -118,7 +118,7 @@ def errors(case: Case, said: dict[str, Any], log: dict[int, Served]) -> dict[str
         "tok_s": (counted / cycle) / (tokens / truth) - 1,
         "stamp_ms_p99": stamps[int(0.99 * (len(stamps) - 1))],
         "own_lag_ms_p99": 1e3 * said["own_lag_s"]["p99"] if "own_lag_s" in said else None,
-        "cpu_s_per_mtok": said["cpu_s"] / (all_tokens if case.client == "ours" else counted) * 1e6,
+        "cpu_s_per_mtok": 1e6 * said["cpu_s"] / (served_tokens if case.client == "ours" else counted),
         "server_late_ms": _lateness(log.values()),
     }
 

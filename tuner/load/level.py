@@ -17,6 +17,7 @@ from tuner.load.traces import Statistics, Trace, read_trace, unsaid
 from tuner.measure import Batch, ClosedLoop, Joined, OpenLoop, Rate, client_error, measure, repeated
 from tuner.records import Level, Workload
 
+PREPARED = 256  # requests whose prompts are encoded before the load begins; the others' when they are sent
 STREAMS_PER_PROCESS = 512  # users of a level for whom one process is tried first
 
 
@@ -112,7 +113,7 @@ async def drive(target: Target, plan: Plan, gate: Gate, part: Part) -> list[Exch
 
 async def share(target: Target, plan: Plan, gate: Gate, part: Part = Part(), statistics: Statistics = unsaid) -> Share:
     """Send one process's part of a level, and read the answers when it is over."""
-    target.requests.prepare()
+    target.requests.prepare(plan.first, PREPARED + 2 * plan.users)
     began, spent = time.perf_counter(), time.process_time()
     with _uncollected():
         with metronome() as lags:

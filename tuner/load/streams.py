@@ -7,15 +7,14 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
 from tuner.load.client import Reply, RequestError
 
 
-@dataclass(frozen=True)
-class Arrival:
+class Arrival(NamedTuple):
     """Tokens that came with one event. `time` in seconds of the client's clock; `tokens` may be a fraction."""
 
     time: float
@@ -120,28 +119,34 @@ class _Reader:
         if not isinstance(document, dict):
             return RequestError("malformed", "an event is not a JSON object")
         if document.get("error"):
-            return RequestError(
-                "status",
-                f"error in the stream: {_words(json.dumps(document['error']).encode())}",
-            )
+            return RequestError("status", f"error in the stream: {_words(json.dumps(document['error']).encode())}")
         total = None
-        if isinstance(usage := document.get("usage"), dict):
+        usage = document.get("usage")
+        if isinstance(usage, dict):
             total = _count(usage.get("completion_tokens"))
             self._usage, self._last = usage, document
         choices = document.get("choices")
         choice = choices[0] if isinstance(choices, list) and choices else None
         if not isinstance(choice, dict):
             return None
-        text, ids = _content(choice)
-        self._text.append(text)
-        self._ids.extend(ids)
-        if isinstance(finish := choice.get("finish_reason"), str):
+        text = choice.get("text")
+        if not isinstance(text, str):
+            text = _delta(choice)
+        if text:
+            self._text.append(text)
+        ids = choice.get("token_ids")
+        if isinstance(ids, list) and ids:
+            self._ids += [i for i in ids if isinstance(i, int)]
+            total = len(self._ids) if total is None else total
+        else:
+            ids = None
+        finish = choice.get("finish_reason")
+        if isinstance(finish, str):
             self._finish = finish
-        if total is None and ids:
-            total = len(self._ids)
         if text or ids or (total is not None and total > self._counted):
             self._stamps.append((time, total))
-        self._counted = total or self._counted
+        if total:
+            self._counted = total
         return None
 
     def result(self, most: int | None) -> Completion | RequestError:
@@ -195,18 +200,16 @@ def _arrivals(stamps: list[tuple[float, int | None]], total: int) -> tuple[tuple
     return tuple(Arrival(time, total / len(stamps)) for time, _ in stamps), False
 
 
-def _content(choice: Mapping[str, Any]) -> tuple[str, list[int]]:
-    """Return (text, token ids) of a choice of either endpoint."""
-    text = choice.get("text")
-    if text is None and isinstance(delta := choice.get("delta"), dict):
-        text = "".join(part for key in ("reasoning_content", "content") if isinstance(part := delta.get(key), str))
-    ids = choice.get("token_ids")
-    clean = [i for i in ids if isinstance(i, int)] if isinstance(ids, list) else []
-    return (text if isinstance(text, str) else ""), clean
+def _delta(choice: Mapping[str, Any]) -> str:
+    """Return the text of a chat's choice."""
+    delta = choice.get("delta")
+    if not isinstance(delta, dict):
+        return ""
+    return "".join(part for key in ("reasoning_content", "content") if isinstance(part := delta.get(key), str))
 
 
 def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    return value if type(value) is int and value >= 0 else None  # True is no count
 
 
 def _words(body: bytes) -> str:

@@ -253,9 +253,10 @@ class Requests:
         body = b'%b,"max_tokens":%d,"seed":%d%b}' % (head, most, self.seed + index, ignore)
         return Request(prompt.path, body, prompt.slice, most)
 
-    def prepare(self) -> None:
-        """Encode every prompt now, so that nothing but sending is left to do under load."""
-        for number in set(self.order):
+    def prepare(self, first: int, count: int) -> None:
+        """Encode the prompts of these requests now, so that under load nothing but sending is left to do."""
+        for index in range(first, first + min(count, len(self.order))):
+            number = self.order[index % len(self.order)]
             self._heads.setdefault(number, self._head(self.prompts[number]))
 
     def _head(self, prompt: Prompt) -> bytes:
