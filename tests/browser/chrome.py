@@ -129,7 +129,7 @@ class Browser:
         context = self.send("Target.createBrowserContext")["browserContextId"]
         target = self.send("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        page = Page(self, session)
+        page = Page(self, session, context)
         for domain in ("Page", "Runtime", "Log", "Network"):
             page.send(f"{domain}.enable")
         page.resize(width, height)
@@ -140,8 +140,9 @@ class Browser:
 class Page:
     """One page; its scripts' errors are kept."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
+    def __init__(self, browser: Browser, session: str, context: str) -> None:
         self._browser = browser
+        self._context = context
         self._session = session
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
@@ -207,6 +208,19 @@ class Page:
     def mouse(self, x: float, y: float, kind: str = "mouseMoved", **more: Any) -> None:
         """Move the mouse, press or release it."""
         self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+    def drag(self, x: float, y: float, to_x: float, to_y: float) -> None:
+        """Drag with the left button, in a few steps as a hand does."""
+        self.mouse(x, y)
+        self.mouse(x, y, "mousePressed", button="left", buttons=1, clickCount=1)
+        for i in range(1, 6):
+            self.mouse(x + (to_x - x) * i / 5, y + (to_y - y) * i / 5, button="left", buttons=1)
+        self.mouse(to_x, to_y, "mouseReleased", button="left", clickCount=1)
+
+    def close(self) -> None:
+        """Close the page, and forget what it said."""
+        self._browser.send("Target.disposeBrowserContext", browserContextId=self._context)
+        self._browser.events = [e for e in self._browser.events if e.get("sessionId") != self._session]
 
     def screenshot(self, path: Path, *, whole: bool = False) -> None:
         """Keep a picture of what is seen, or of the whole page."""

@@ -1,5 +1,5 @@
 // Exactly what the page draws with; see README.md for the command that makes echarts.min.js of it.
-import { init, use, graphic } from "echarts/core";
+import { getInstanceByDom, init, use } from "echarts/core";
 import { BarChart, CustomChart, LineChart, ParallelChart, ScatterChart } from "echarts/charts";
 import { DataZoomInsideComponent, GridComponent, MarkAreaComponent, MarkLineComponent, ParallelComponent } from "echarts/components";
 import { CanvasRenderer } from "echarts/renderers";
@@ -9,4 +9,4 @@ use([
   DataZoomInsideComponent, GridComponent, MarkAreaComponent, MarkLineComponent, ParallelComponent,
   CanvasRenderer,
 ]);
-export { init, graphic };
+export { getInstanceByDom, init };
