@@ -35,7 +35,7 @@ workload:                    # the same prompts in the same order for every cand
   output_tokens: $output
   concurrency: $levels       # requests in flight; one launch measures them all
   window: $window                # measured time per load
-
+$lag
 objectives:                  # the axes of the front
   - {metric: tpot_ms_p50, goal: min, at: $low}
   - {metric: output_tok_s, goal: max, at: $high}
@@ -110,6 +110,7 @@ def space_text(plan: Plan, machine: Machine) -> str:
         output=256 if gpu else 64,
         levels=levels,
         window="20s" if gpu else "2s",
+        lag="" if gpu else "  client_lag: 0.1            # the load generator shares the cores with the server\n",
         low=levels[0],
         high=levels[-1],
         pad=" " * (2 - len(str(levels[-1]))),
