@@ -42,7 +42,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-PROOFS := pair engine main decoding load lifecycle search
+PROOFS := pair engine main decoding load lifecycle search dashboard
 .PHONY: $(addprefix proof-,$(PROOFS))
 
 proof-pair: $(VENV)/.dev
@@ -65,6 +65,9 @@ proof-lifecycle: $(VENV)/.dev
 
 proof-search: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.proof search
+
+proof-dashboard: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.proof dashboard
 
 clean:
 	rm -rf .build .pytest_cache .mypy_cache .ruff_cache .hypothesis
