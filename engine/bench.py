@@ -27,7 +27,7 @@ DECODE_DRAFTS: dict[str, dict[str, Any]] = {
     "ddtree": _TREE,
     "policy": {
         "kind": "policy",
-        "by_running": [[1, 2, _TREE], [3, 8, _CHAIN | {"block_size": 6}], [9, None, {"kind": "none"}]],
+        "by_running": [[1, 2, _TREE], [3, 7, _TREE | {"nodes": 7}], [8, None, {"kind": "none"}]],
     },
 }
 ROUND_COUNTS = (
