@@ -35,6 +35,7 @@ from tuner.load.workload import make_requests
 from tuner.parity import Server, Unanswered, judge, take_reference
 from tuner.records import Workload
 from tuner.reference import Parity, Reference
+from tuner.store import write_atomic
 
 STATE = ROOT / ".build" / "decoding_gate.json"
 NAME = "bundled"
@@ -205,20 +206,31 @@ def work(state: State) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]
 
 
 def advance(part: str | None, seconds: float, path: Path = STATE) -> State:
-    """Do what is left of a part, or of all, for so long; return all that is known."""
+    """Do what is left of a part, or of all, for so long; return all that is known.
+
+    The parts may be worked at by several processes at once, one a part.
+    """
     end = time.monotonic() + seconds
-    empty: State = {"faults": {}, "tests": {}, "healthy": {}}
-    state = empty | json.loads(path.read_text()) if path.is_file() else empty
+    state = known(path)
     for kind, name, do in work(state):
         if part not in (None, kind):
             continue
         if time.monotonic() > end:
             break
-        state[kind][name] = do()
-        print(f"{kind} {name}: {summary(kind, state[kind][name])}", flush=True)
+        found = do()
+        print(f"{kind} {name}: {summary(kind, found)}", flush=True)
+        state[kind][name] = found
+        current = known(path)
+        current[kind][name] = found
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    return state
+        write_atomic(path, json.dumps(current, indent=1) + "\n")
+    return known(path)
+
+
+def known(path: Path) -> State:
+    """Return what is known so far."""
+    empty: State = {"faults": {}, "tests": {}, "healthy": {}}
+    return empty | json.loads(path.read_text()) if path.is_file() else empty
 
 
 def summary(part: str, found: dict[str, Any]) -> str:

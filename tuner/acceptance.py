@@ -17,7 +17,7 @@ from engine.config import DDTreeDraft, DFlashDraft, Draft, EngineConfig, NoDraft
 from tuner.records import TrialRecord
 from tuner.reference import Peer
 
-NEXT_TO_NONE = 0.1  # accepted drafts a round, below which no drafter can pay
+NEXT_TO_NONE = 0.25  # accepted drafts a round, below which no drafter pays for itself
 LEAST_ROUNDS = 32
 SHARE = 0.5  # of what was seen elsewhere; less is far below
 SIGMAS = 3.0
