@@ -29,7 +29,7 @@ def seen(rounds: int, length: float) -> Seen:
     [
         (CHAIN, 400, 1.0, True),
         (TREE, 400, 1.02, True),
-        (CHAIN, 400, 1.3, False),  # weak, but it drafts
+        (CHAIN, 400, 1.4, False),  # weak, but it drafts
         (CHAIN, 20, 1.0, False),  # too few rounds to tell
         (NONE, 400, 1.0, False),
         ({**TREE, "nodes": "auto"}, 400, 1.0, False),  # may choose to draft nothing
