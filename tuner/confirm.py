@@ -15,8 +15,8 @@ import numpy as np
 
 from tuner.points import violations
 from tuner.records import TrialRecord
-from tuner.sampling.base import Array, key_of
-from tuner.sampling.encode import Encoder
+from tuner.sampling.base import key_of
+from tuner.sampling.encode import Array, Encoder
 from tuner.sampling.gp import fit
 from tuner.space import Assignment, Objective, Space
 

@@ -87,7 +87,7 @@ def _mean_speeds(group: Sequence[TrialRecord]) -> dict[int, tuple[float, float, 
             bounds = _bounds(level)
             if bounds is not None:
                 found.setdefault(level.concurrency, []).append(bounds)
-    return {c: tuple(sum(column) / len(rows) for column in zip(*rows, strict=True)) for c, rows in found.items()}  # type: ignore[misc]
+    return {c: tuple(sum(column) / len(rows) for column in zip(*rows, strict=True)) for c, rows in found.items()}
 
 
 def _bounds(level: Level) -> tuple[float, float, float] | None:

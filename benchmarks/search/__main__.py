@@ -15,14 +15,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import command_line
+from benchmarks.common import ROOT, command_line
 from benchmarks.search.costs import COSTS
 from benchmarks.search.studies import PEERS, Cell, run
 from benchmarks.search.surfaces import SURFACES
 from benchmarks.search.verdict import summary, verdicts
 from tuner.provenance import collect
-
-BIG = ("dflash12k", "rough12k")
+from tuner.records import digest
 
 
 def smoke() -> Iterator[Cell]:
@@ -63,12 +62,23 @@ def full(seeds: int) -> Iterator[Cell]:
                 yield Cell("search", "dflash12k", sampler, seed, 60)
 
 
-def read_cells(path: Path) -> dict[str, dict[str, Any]]:
-    """Return finished cells; a torn last line does not count."""
+def version() -> str:
+    """Return the identity of what is measured: studies of another search or other surfaces do not count."""
+    files = [
+        *sorted((ROOT / "tuner" / "sampling").glob("*.py")),
+        *sorted((ROOT / "benchmarks" / "search").glob("s*.py")),
+    ]
+    files += [ROOT / "tuner" / name for name in ("brain.py", "confirm.py", "racing.py", "simulate.py")]
+    return digest([path.read_text(encoding="utf-8") for path in files])
+
+
+def read_cells(path: Path, current: str) -> dict[str, dict[str, Any]]:
+    """Return finished cells of this version; a torn last line does not count."""
     done: dict[str, dict[str, Any]] = {}
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
         document = json.loads(line)
-        done[document.pop("cell")] = document
+        if document.pop("version") == current:
+            done[document.pop("cell")] = document
     return done
 
 
@@ -85,7 +95,8 @@ def main() -> int:
     mode = "smoke" if arguments.smoke else "quick" if arguments.quick else "full"
     cells = list({"smoke": smoke, "quick": quick, "full": lambda: full(arguments.seeds)}[mode]())
     partial = arguments.json.with_suffix(".cells.jsonl")
-    done = read_cells(partial)
+    current = version()
+    done = read_cells(partial, current)
     deadline = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     with partial.open("a", encoding="utf-8") as file:
         for cell in cells:
@@ -96,7 +107,7 @@ def main() -> int:
             began = time.monotonic()
             figures = run(cell) | {"wall_s": round(time.monotonic() - began, 1)}
             done[cell.key] = figures
-            file.write(json.dumps({"cell": cell.key} | figures) + "\n")
+            file.write(json.dumps({"cell": cell.key, "version": current} | figures) + "\n")
             file.flush()
             print(f"{cell.key}: {figures['hypervolume'][-1]:.3f} in {figures['wall_s']} s", flush=True)
     wanted = {cell.key: done[cell.key] for cell in cells if cell.key in done}

@@ -64,13 +64,13 @@ class Gp:
 def distances(a: Array, b: Array) -> Array:
     """Return Euclidean distances between rows, shape (len(a), len(b))."""
     squared = (a**2).sum(1)[:, None] + (b**2).sum(1)[None, :] - 2 * a @ b.T
-    return np.sqrt(np.maximum(squared, 0.0))
+    return np.asarray(np.sqrt(np.maximum(squared, 0.0)))
 
 
 def matern(r: Array, signal: float) -> Array:
     """Return the Matérn 5/2 covariance at scaled distances."""
     scaled = ROOT5 * r
-    return signal * (1 + scaled + scaled**2 / 3) * np.exp(-scaled)
+    return np.asarray(signal * (1 + scaled + scaled**2 / 3) * np.exp(-scaled))
 
 
 def fit(

@@ -13,21 +13,24 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from tuner.pareto import non_dominated
 from tuner.records import canonical
 from tuner.sampling.acquisition import expected_improvement
-from tuner.sampling.base import Array, Costs, Proposal, Repeats, View, seed_of, unlike
+from tuner.sampling.base import Costs, Proposal, Repeats, View, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
-from tuner.sampling.encode import numeric
+from tuner.sampling.encode import Array, numeric
 from tuner.sampling.gp import Gp, Prior, distances, fit
 from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, Choices
 
 CRASH_PRIOR = Prior(length=(-0.2, 0.6), signal=(0.0, 0.7), noise=(-4.0, 0.7))
-BOLD, CAREFUL = 0.5, 0.8  # least chance to run, while few launches crashed and once too many did
+BOLD, CAREFUL = 0.5, 0.87  # least chance to run, while few launches crashed and once too many did
 RISKY = 1e-6  # weight of what is below it: taken only when nothing else is left
+Indices = NDArray[np.intp]
+Words = dict[str, str]  # path: canonical value
 KIND = "draft.kind"
 GIVEN_UP = 3  # failures of a word that never ran
 BLUNT = 0.5  # a label between −1 and +1 is a doubt of its own, however sure the model is of it
@@ -46,7 +49,7 @@ class Surrogate:
 
     startup: int = 8
     guided: int = 4
-    tolerated: float = 0.08
+    tolerated: float = 0.06
     least: float = 0.01
     noisy: float = 0.25
     fairness: int = 3
@@ -77,12 +80,12 @@ class Surrogate:
         best = np.flatnonzero(score >= score.max() * (1 - 1e-9))
         return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
 
-    def allowed(self, view: View) -> Array:
+    def allowed(self, view: View) -> Indices:
         """Return the positions of the points that may be proposed."""
         barred = view.taken | view.seen
         return np.array([i for i, key in enumerate(view.pool.keys) if key not in barred], dtype=np.intp)
 
-    def score(self, view: View, allowed: Array) -> Array:
+    def score(self, view: View, allowed: Indices) -> Array:
         """Return the expected gain of the points at these positions."""
         costs = Costs.of(view)
         if view.pending:
@@ -119,9 +122,6 @@ class Surrogate:
         return np.asarray(ndtr(-mean / np.hypot(sd, BLUNT)))
 
 
-Words = dict[str, str]  # path: canonical value
-
-
 def untested(view: View) -> Words | None:
     """Return a choice that never ran together with the leader's kind of draft; None when all did, or failed often.
 
@@ -145,7 +145,7 @@ def untested(view: View) -> Words | None:
     return None
 
 
-def _far_from_failures(view: View, allowed: Array, words: Words) -> Array:
+def _far_from_failures(view: View, allowed: Indices, words: Words) -> Indices:
     """Return the positions with these words that are least like their failures; all of them when there are none."""
     held = np.array([i for i in allowed if _has(view.pool.assignments[i], words)], dtype=np.intp)
     if not len(held):
@@ -188,13 +188,14 @@ def believe(view: View, costs: Costs) -> Costs:
     )
 
 
-def trusted(view: View, costs: Costs, allowed: Array) -> tuple[Array, Array]:
+def trusted(view: View, costs: Costs, allowed: Indices) -> tuple[Array, Array]:
     """Return what the prior says of candidates and of measured points, scaled as far as it is believed; else zeros."""
     ahead = np.zeros((len(allowed), costs.values.shape[1]))
     behind = np.zeros_like(costs.values)
     guesses = view.pool.guesses
-    rows = [view.pool.index.get(view.observations[i].key) for i in costs.measured if i < len(view.observations)]
-    if guesses is None or len(rows) < len(behind) or any(row is None for row in rows):
+    keys = [view.observations[i].key for i in costs.measured if i < len(view.observations)]
+    rows = [view.pool.index[key] for key in keys if key in view.pool.index]
+    if guesses is None or len(rows) < len(behind):
         return ahead, behind
     for column in range(costs.values.shape[1]):
         guess = guesses[rows, column]
