@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from importlib import resources
@@ -21,6 +22,7 @@ from tuner.errors import UsageError
 from tuner.store import StudyFolder
 
 LOG_BYTES = 64 * 1024
+WARM = 4  # studies
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -89,8 +91,18 @@ class Dashboard:
         for study in self._live.values():
             study.close()
 
+    async def warm(self) -> None:
+        """Read the studies that changed last, so that whoever opens one need not wait."""
+        changed = {name: _changed(folder) for name, folder in self._find().items()}
+        for name in sorted(changed, key=changed.__getitem__, reverse=True)[:WARM]:
+            if (live := self._named(name)) is not None:
+                with contextlib.suppress(Unreadable):  # said when it is asked for
+                    await live.whole()
+
     def _study(self, request: Request) -> LiveStudy | None:
-        name = request.path_params["study"]
+        return self._named(request.path_params["study"])
+
+    def _named(self, name: str) -> LiveStudy | None:
         folder = self._find().get(name)
         if folder is None:
             return None
@@ -151,6 +163,13 @@ class Dashboard:
         return JSONResponse({"start": start, "end": start + len(data), "size": size, "text": text}, headers=FRESH)
 
 
+def _changed(folder: StudyFolder) -> float:
+    try:
+        return folder.trials.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def make_app(
     find: Callable[[], Mapping[str, StudyFolder]], *, host: str = "127.0.0.1", token: str | None = None
 ) -> ASGIApp:
@@ -166,8 +185,11 @@ def make_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        yield
-        dashboard.close()
+        async with asyncio.TaskGroup() as group:
+            warming = group.create_task(dashboard.warm())
+            yield
+            warming.cancel()
+            dashboard.close()
 
     study = "/api/studies/{study}"
     app = Starlette(

@@ -21,7 +21,7 @@ export class FrontView {
     this.chart = new Chart(Math.max(340, Math.min(560, window.innerHeight - 350)), "Latency against throughput of every measured point");
     this.chart.on("mouseover", (event) => this.hover(event));
     this.chart.on("mouseout", () => this.chart.hideTip());
-    this.chart.on("click", (event) => { if (event.data?.point) this.pin(event.data.point); });
+    this.chart.on("click", (event) => { if (this.pointOf(event)) this.pin(this.pointOf(event)); });
     this.hero = el("div");
     this.controls = el("div", { className: "controls" });
     this.legend = el("div", { className: "legend" });
@@ -92,20 +92,24 @@ export class FrontView {
     });
   }
 
+  // A series for each look, so that a point is two numbers: thousands are drawn in no time.
   marks(visible, colour) {
-    const item = (point) => ({
-      value: [this.place(point, this.options.x), this.place(point, this.options.y)], point,
-      symbol: shapeOf(point.trial.kind),
-      symbolSize: point.front ? 13 : 9,
-      itemStyle: point.feasible
-        ? { color: colour(point), opacity: point.front || point.baseline ? 1 : 0.42, borderColor: token("surface"), borderWidth: point.front ? 1 : 0.6 }
-        : { color: "transparent", borderColor: colour(point), borderWidth: 1.5, opacity: 0.85 },
+    const place = (point) => [this.place(point, this.options.x), this.place(point, this.options.y)];
+    const look = (point) => [point.front ? "front" : "dominated", point.trial.kind, point.feasible ? "feasible" : "infeasible"].join("/");
+    this.layers = Map.groupBy(visible, look);
+    return [...this.layers].map(([id, points]) => {
+      const { front, feasible, baseline, trial } = points[0];
+      const hollow = (point) => ({ value: place(point), itemStyle: { color: "transparent", borderColor: colour(point), borderWidth: 1.5, opacity: 0.85 } });
+      return {
+        id, type: "scatter", z: front ? 5 : 3, cursor: "pointer", symbol: shapeOf(trial.kind), symbolSize: front ? 13 : 9,
+        emphasis: { scale: 1.45 }, data: points.map(feasible ? place : hollow),
+        itemStyle: { color: ({ dataIndex }) => colour(points[dataIndex]), opacity: front || baseline ? 1 : 0.42, borderColor: token("surface"), borderWidth: front ? 1 : 0.6 },
+      };
     });
-    const layer = (id, points, z) => ({ id, type: "scatter", z, cursor: "pointer", emphasis: { scale: 1.45 }, data: points.map(item) });
-    return [
-      layer("dominated", visible.filter((point) => !point.front), 3),
-      layer("front", visible.filter((point) => point.front), 5),
-    ];
+  }
+
+  pointOf(event) {
+    return this.layers?.get(event.seriesId)?.[event.dataIndex] ?? null;
   }
 
   whiskersOf(visible, colour) {
@@ -163,7 +167,7 @@ export class FrontView {
 
   hover(event) {
     const { study } = this.context;
-    const point = event.data?.point;
+    const point = this.pointOf(event);
     if (event.data?.failed) {
       this.chart.showTip(event.event, el("b", null, `Trial ${event.data.failed.trial} failed later`), el("div", null, failureText(study, event.data.failed)));
     }
