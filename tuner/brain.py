@@ -183,6 +183,7 @@ class Brain:
         trial.set_constraint("launch", failed)
         for index, violation in enumerate(broken):
             trial.set_constraint(f"constraint {index}", violation)
+        # Optuna has no public way to write the attribute of its older versions.
         self._study._storage.set_trial_system_attr(trial._trial_id, LEGACY, [failed, *broken])
         self._study.tell(trial, list(values))
 
@@ -202,9 +203,9 @@ class Brain:
     def ask(self, number: int, *, careful: bool = False) -> Suggestion | None:
         """Return the point for trial `number`; None when every point that can run has been tried.
 
-        A point that was tried before is returned only as a repeat, when measuring it again teaches more than any
-        new one. Where the sampler insists on a known one without saying so, it is asked again with another seed,
-        and then a point is drawn at random. Points that were asked for and not told of yet count as running: ask
+        A point that was tried before is not returned: where the sampler insists on one it is asked again with
+        another seed, and then a point is drawn at random. (Samplers that repeat blindly, as in other tools, get
+        their way; such a suggestion says which trial it repeats.) Points that were asked for and not told of yet count as running: ask
         again for a batch. `careful`: only points that can run, drawn at random.
         """
         for attempt in range(0 if careful else ATTEMPTS):

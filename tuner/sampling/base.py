@@ -102,7 +102,7 @@ class Proposal:
     trial: optuna.trial.Trial | None = None
 
 
-Repeats = Literal["never", "when worth it", "blindly"]
+Repeats = Literal["never", "blindly"]
 
 
 class Sampler(Protocol):
@@ -114,7 +114,7 @@ class Sampler(Protocol):
 
     @property
     def repeats(self) -> Repeats:
-        """Whether a known point is proposed: never, to learn more about it, or because it is not noticed."""
+        """Whether a known point is launched again because nobody looked: other tuners do that."""
 
     @property
     def forgets_failures(self) -> bool:
