@@ -33,7 +33,7 @@ def progress(points: Costs) -> Progress:
     The reference point is the worst value on each axis among those that count: it is the same for both curves.
     """
     n = len(points)
-    valid: NDArray[np.bool_] = np.isfinite(points).all(axis=1)
+    valid = np.asarray(np.isfinite(points).all(axis=1), dtype=np.bool_)
     if n > MOST or valid.sum() < 2:
         return Progress()
     # One axis is a plane whose second side has length one.

@@ -29,7 +29,7 @@ export class FrontView {
     this.side = el("aside", { className: "panel detail", "aria-live": "polite" });
     this.table = el("div");
     this.node = el("div", { className: "stack" }, this.hero,
-      el("div", { className: "cols" },
+      this.cols = el("div", { className: "cols" },
         el("section", { className: "panel" },
           el("header", null, el("h2", null, "Front"), this.controls), this.chart.node, this.legend, this.failures),
         this.side),
@@ -44,7 +44,8 @@ export class FrontView {
     const { study } = this.context;
     fill(this.hero, recommendation(this.context));
     fill(this.controls, this.choices());
-    this.draw();
+    this.cols.hidden = study.points.length === 0 && study.failed.length === 0;
+    if (!this.cols.hidden) this.draw();
     fill(this.failures, failures(this.context));
     this.failures.hidden = this.failures.childElementCount === 0;
     fill(this.table, frontTable(this.context, (point) => this.pin(point)));
@@ -84,7 +85,7 @@ export class FrontView {
     const log = x === "concurrency" && study.levels.length > 1;
     this.chart.draw({
       xAxis: valueAxis("x", title(x), log ? { type: "log", logBase: 2 } : {}),
-      yAxis: valueAxis("y", title(y), this.options.log ? { type: "log" } : {}),
+      yAxis: valueAxis("y", title(y), this.options.log ? { type: "log", logBase: 2 } : {}),
       dataZoom: [{ type: "inside", xAxisIndex: 0, zoomOnMouseWheel: "ctrl", moveOnMouseMove: false }, { type: "inside", yAxisIndex: 0, zoomOnMouseWheel: "ctrl", moveOnMouseMove: false }],
       series: [
         this.baselineLine(), this.stair(), this.whiskersOf(visible, colour), ...this.marks(visible, colour), this.cutShort(),
@@ -147,7 +148,7 @@ export class FrontView {
       data: points.map((point) => [this.place(point, this.options.x), this.place(point, this.options.y), point.concurrency]),
       itemStyle: { color: "transparent", borderColor: token("text"), borderWidth: 1.4 },
       lineStyle: { color: token("dim"), width: 1.3, type: [5, 4] },
-      label: { show: points.length <= 12, position: "right", distance: 7, color: token("text"), fontSize: 11, textBorderColor: token("surface"), textBorderWidth: 3,
+      label: { show: points.length <= 12, position: "top", distance: 4, color: token("text"), fontSize: 11, textBorderColor: token("surface"), textBorderWidth: 3,
         formatter: ({ data, dataIndex }) => (dataIndex === points.length - 1 ? `no speculation, c=${data[2]}` : `c=${data[2]}`) },
       labelLayout: { hideOverlap: true, moveOverlap: "shiftY" },
     };
