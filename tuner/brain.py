@@ -205,8 +205,8 @@ class Brain:
 
         A point that was tried before is not returned: where the sampler insists on one it is asked again with
         another seed, and then a point is drawn at random. (Samplers that repeat blindly, as in other tools, get
-        their way; such a suggestion says which trial it repeats.) Points that were asked for and not told of yet count as running: ask
-        again for a batch. `careful`: only points that can run, drawn at random.
+        their way; such a suggestion says which trial it repeats.) Points that were asked for and not told of yet count
+        as running: ask again for a batch. `careful`: only points that can run, drawn at random.
         """
         for attempt in range(0 if careful else ATTEMPTS):
             proposal = self._sampler.propose(self.view(number, attempt))
