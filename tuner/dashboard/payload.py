@@ -11,7 +11,7 @@ from typing import Any
 from tuner.budget import CONFIRMED, Ledger, launched, seconds_left, trial_seconds
 from tuner.dashboard import hypervolume
 from tuner.dashboard.importance import importance
-from tuner.dashboard.policy import policy_of
+from tuner.dashboard.policy import fitted, policy_of
 from tuner.dashboard.state import state_of
 from tuner.dashboard.study import Change, StudyReader
 from tuner.dashboard.tail import open_plain
@@ -181,7 +181,7 @@ def study_json(reader: StudyReader, space: Space, outcome: Outcome, paths: list[
         "serve": serve_command(Path.cwd() / PLACEHOLDER),
         "digest": space.digest,
         "summary": summary(outcome.records),
-        "policy": policy_of(folder),
+        "policy": policy_of(folder) or fitted(outcome),
     }
 
 

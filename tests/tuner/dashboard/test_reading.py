@@ -112,6 +112,22 @@ def test_what_is_new_is_all_that_is_sent_and_equals_the_whole(tmp_path: Path) ->
     assert whole["study"]["labels"] == paths_of(outcome_of(records_, fresh.space), fresh.space)
 
 
+def test_without_a_policy_file_one_is_fitted_to_the_trials(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", 0)
+    alike = {"max_running": 64, "page_size": 32}
+    made = [r for r in records(30) if r.state == "measured"]
+    with Journal(folder) as journal:
+        for r in made:  # a policy is one server: everything but the draft is the same
+            append(journal, [r.model_copy(update={"config": r.config | {"memory": r.config["memory"] | alike}})])
+    reader = StudyReader(folder)
+    reader.refresh()
+    found = Payload(reader, "study").whole()["study"]["policy"]
+    assert found["source"].startswith("from the trials like #")
+    assert found["by_running"][0][0] == 1
+    assert found["by_running"][-1][1] is None
+    assert set(found["expected"]) <= {"1", "4", "16", "48"}
+
+
 def test_the_state_says_running_finished_stopped_or_died(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study", 0, finish=False)
 
