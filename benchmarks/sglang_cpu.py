@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, write
-from engine.backends import find_command
+from engine.backends import commands_file, find_command
 
 SPACE = ROOT / "search_spaces" / "bundled_sglang_cpu.yaml"
 SECONDS = 560.0
@@ -68,7 +68,10 @@ def main() -> None:
             else None,
             "trials": records,
         }
-        write(arguments.out, without_paths(found, (folder, str(ROOT), str(Path.home()))))
+        write(arguments.out, found)
+        written = json.loads(arguments.out.read_text(encoding="utf-8"))
+        names = (folder, str(arguments.out.parent), str(commands_file().parent), str(ROOT), str(Path.home()))
+        arguments.out.write_text(json.dumps(without_paths(written, names), indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

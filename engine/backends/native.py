@@ -142,7 +142,9 @@ def refusals(config: EngineConfig, machine: Machine) -> tuple[Refusal, ...]:
         found.append(
             Refusal("model.revision", "the native engine reads local folders, which have none; set it to null")
         )
-    if config.backend.version not in (None, VERSION):
+    if config.backend.kind != "native":
+        found.append(Refusal("backend.kind", f"this is the native engine, and the config is for {config.backend.kind}"))
+    elif config.backend.version not in (None, VERSION):
         found.append(Refusal("backend.version", f"this native engine is {VERSION}; set it to null or {VERSION}"))
     if isinstance(config.graphs, Captured) and machine.kind == "cpu" and "captured" in CAPABILITIES:
         found.append(Refusal("graphs.kind", "captured graphs need a CUDA GPU and none is visible; use eager"))

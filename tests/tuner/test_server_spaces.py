@@ -12,7 +12,7 @@ from engine.config import EngineConfig, LaunchFile
 from tests.engine.backends.golden import FOLDER, argv_text, machine_file
 from tuner.dryrun import view
 from tuner.errors import UsageError
-from tuner.export.launch_file import servers
+from tuner.export.launch_file import render, serve_command, servers, write_launch
 from tuner.session import described, plan
 from tuner.space import Infeasible, Space, load_space
 
@@ -114,3 +114,18 @@ def test_a_policy_is_launched_as_its_backend_can_switch(kind: str, version: str,
     found = LaunchFile(entries=servers(EngineConfig.model_validate(raw))).entries
     assert len(found) == entries
     assert (found[0].first, found[-1].last) == (1, None)
+
+
+@pytest.mark.usefixtures("machine_file")
+def test_a_foreign_server_is_served_by_its_own_command(tmp_path: Path) -> None:
+    raw = {"model": {"target": "bundled"}, "backend": {"kind": "sglang", "version": "0.5.17"}}
+    launch = LaunchFile(entries=servers(EngineConfig.model_validate(raw)))
+    path = tmp_path / "launch.yaml"
+    first, *_ = render(launch, path).splitlines()
+    assert first.startswith("# Serve it:  env SGLANG_SIMULATE_ACC_LEN=-1 sglang serve --model-path")
+    write_launch(launch, path)
+    assert serve_command(path) in first
+    raw["backend"]["version"] = "0.0.1"  # type: ignore[index]
+    elsewhere = LaunchFile(entries=servers(EngineConfig.model_validate(raw)))
+    assert "sglang cannot be started from here" in serve_command(path, launch=elsewhere)
+    assert "-m engine serve" in serve_command(tmp_path / "absent.yaml")

@@ -13,12 +13,14 @@ import yaml
 from pydantic import ValidationError
 
 from engine import backends
-from engine.config import EngineConfig, LaunchEntry, LaunchFile, LaunchStudy, PolicyDraft, explain
+from engine.config import EngineConfig, LaunchEntry, LaunchFile, LaunchStudy, PolicyDraft, explain, load_launch
+from engine.errors import EngineError
 from tuner.errors import StudyError
 from tuner.pick import Recommendation
 from tuner.points import Point
 from tuner.store import write_atomic
 
+HOST = "127.0.0.1"
 PORT = 8000
 
 
@@ -73,7 +75,7 @@ def render(launch: LaunchFile, path: Path) -> str:
         width=110,
         allow_unicode=True,
     )
-    return f"# Serve it:  {serve_command(path)}\n{body}"
+    return f"# Serve it:  {serve_command(path, launch=launch)}\n{body}"
 
 
 def write_launch(launch: LaunchFile, path: Path) -> None:
@@ -85,9 +87,33 @@ def write_launch(launch: LaunchFile, path: Path) -> None:
     write_atomic(path, render(launch, path))
 
 
-def serve_command(path: Path, port: int = PORT) -> str:
-    """Return the command line that serves a launch file, to be pasted into a shell in this folder."""
-    return shlex.join([shorten(Path(sys.executable)), "-m", "engine", "serve", shorten(path), "--port", str(port)])
+def serve_command(path: Path, port: int = PORT, launch: LaunchFile | None = None) -> str:
+    """Return the command line that serves a launch file, to be pasted into a shell in this folder.
+
+    Args:
+        launch: what the file holds; None reads it where it exists. A foreign server is started by its own command,
+            with the options of the first entry.
+    """
+    config = _first_config(path, launch)
+    if config is None or config.backend.kind == "native":
+        return shlex.join([shorten(Path(sys.executable)), "-m", "engine", "serve", shorten(path), "--port", str(port)])
+    try:
+        command = backends.get(config).command(config, path, HOST, port)
+    except EngineError as error:
+        return f"# {config.backend.kind} cannot be started from here: {error}"
+    return shlex.join(["env", *(f"{name}={value}" for name, value in command.env.items()), *command.argv])
+
+
+def _first_config(path: Path, launch: LaunchFile | None) -> EngineConfig | None:
+    """Return the first entry's configuration; None where there is no file that can be read."""
+    if launch is None:
+        if not path.is_file():
+            return None
+        try:
+            launch = load_launch(path)
+        except EngineError:
+            return None
+    return launch.entries[0].config
 
 
 def shorten(path: Path) -> str:

@@ -106,6 +106,7 @@ def test_captured_graphs_need_a_gpu_even_when_built(monkeypatch: pytest.MonkeyPa
         ({"model": {"target": "bundled", "trust_remote_code": True}}, "model.trust_remote_code", "never runs code"),
         ({"model": {"target": "bundled", "revision": "main"}}, "model.revision", "set it to null"),
         ({"backend": {"version": "9.9"}}, "backend.version", native.VERSION),
+        ({"backend": {"kind": "sglang"}}, "backend.kind", "the config is for sglang"),
         ({"model": {"target": "Qwen/Qwen3-8B"}}, "model.target", "hf download Qwen/Qwen3-8B"),
         ({"draft": {"kind": "dflash", "model": "z-lab/x"}}, "draft.model", "hf download z-lab/x"),
     ],
@@ -153,7 +154,7 @@ def _is_built(asked: EngineConfig) -> bool:
         **{name: degree == 1 for name, degree in degrees.items()},
     }
     never = asked.model.trust_remote_code or asked.model.revision is not None
-    version = asked.backend.version in (None, native.VERSION)
+    version = asked.backend.kind == "native" and asked.backend.version in (None, native.VERSION)
     return version and not never and all(fine or name in capable for name, fine in plain.items())
 
 
