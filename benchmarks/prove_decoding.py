@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.common import RESULTS, bundled_prompts, write
 from benchmarks.decoding import Case, Outcome, decode, differences, in_batches, loop_of, pairwise
@@ -198,31 +200,41 @@ SLOWEST = 0.97
 
 
 def growing(concurrency: int) -> dict[str, Any]:
-    """`nodes: auto` against fixed budgets, interleaved: never more than 3 % slower than the best of them."""
+    """`nodes: auto` against fixed budgets, interleaved: never more than 3 % slower than the best of them.
+
+    Judged by the process's own CPU time where the engine has one thread: on a quiet machine that is the time, and on
+    a shared one it is the time without the neighbours. The times by the clock stand beside it.
+    """
     arms = {f"{nodes} nodes": nodes for nodes in BUDGETS} | {"auto": "auto"}
     loops = {name: _served({"kind": "ddtree", "block_size": 8, "nodes": nodes}) for name, nodes in arms.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in arms}
-    prompts = bundled_prompts()
-    for repeat in range(-1, REPEATS[concurrency]):  # the first warms up
+    own = torch.get_num_threads() == 1
+    spent: dict[str, list[float]] = {name: [] for name in arms}
+    elapsed = dict.fromkeys(arms, 0.0)
+    prompts, repeats = bundled_prompts(), REPEATS[concurrency]
+    for repeat in range(-1, repeats):  # the first warms up
         chosen = [prompts[(max(0, repeat) * concurrency + i) % len(prompts)] for i in range(concurrency)]
         for name, loop in loops.items():
+            began = time.process_time()
             run = run_requests(loop, chosen, 64)
             if repeat >= 0:
-                seconds[name].append(run.seconds)
-    tok_s = {name: 64 * concurrency * len(each) / sum(each) for name, each in seconds.items()}
-    best = max((name for name in arms if name != "auto"), key=tok_s.__getitem__)
-    pairs = [fixed / grown for fixed, grown in zip(seconds[best], seconds["auto"], strict=True)]
-    ratio = statistics.median(pairs)
-    assert ratio >= SLOWEST, f"auto is {ratio:.3f} of {best} at {concurrency} requests: {_rounded(tok_s)}"
-    return {"ratio": round(ratio, 3), "best": best, "tok_s": _rounded(tok_s)}
+                spent[name].append(time.process_time() - began if own else run.seconds)
+                elapsed[name] += run.seconds
+    tokens = 64 * concurrency * repeats
+    best = max((name for name in arms if name != "auto"), key=lambda name: tokens / sum(spent[name]))
+    ratio = sum(spent[best]) / sum(spent["auto"])
+    figures = {
+        "ratio": round(ratio, 3),
+        "best": best,
+        "clock": "process CPU time" if own else "wall",
+        "tok_s": {name: round(tokens / sum(each)) for name, each in spent.items()},
+        "tok_s_by_the_clock": {name: round(tokens / each) for name, each in elapsed.items()},
+    }
+    assert ratio >= SLOWEST, f"auto is {ratio:.3f} of the best fixed budget: {figures}"
+    return figures
 
 
 def _served(draft: dict[str, Any]) -> Loop:
     return Loop(build(resolve(EngineConfig.model_validate({"model": {"target": BUNDLED}, "draft": draft}))))
-
-
-def _rounded(table: dict[str, float]) -> dict[str, int]:
-    return {name: round(value) for name, value in table.items()}
 
 
 def decode_bench() -> dict[str, Any]:
