@@ -60,7 +60,7 @@ class StudyReader:
         touched = {record.trial for line in lines.lines if (record := self._record(line)) is not None}
         for line in events.lines:
             event = self._event(line)
-            if event is not None and event.kind == "record":
+            if event is not None and event.kind == "record" and event.trial in self.records:
                 touched.add(event.trial)
         return Change(frozenset(touched), bool(events.lines), anew)
 
