@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.tuner.spaces import SPACE
 from tests.tuner.tiny_worker import measure
 from tuner.brain import Brain
 from tuner.records import Failure, TrialRecord, canonical, config_dict
-from tuner.space import Infeasible, Space, parse_space
+from tuner.space import Infeasible, Space, load_space, parse_space
 from tuner.suggest import parameters, suggest
 
 WIDE = SPACE.replace("choices: [4, 8]", "choices: [2, 4, 6, 8, 10, 12, 14, 16]").replace(
@@ -160,3 +161,13 @@ def test_the_tuner_does_not_load_torch() -> None:
         "brain = Brain(space, lambda config: ())\nbrain.ask(1)\nassert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_bundled_space_with_trees_and_policies_is_searched_and_resumed() -> None:
+    """Policies are choices like any other: suggested, taught, found again in the records."""
+    space = load_space(Path(__file__).parents[2] / "search_spaces" / "bundled.yaml")
+    records = play(space, Brain(space, nothing), 24)
+    assert len(records) == 24
+    kinds = {record.config["draft"]["kind"] for record in records}
+    assert kinds == {"none", "dflash", "ddtree", "policy"}
+    assert all(space.assignment_of(record.config) is not None for record in records)

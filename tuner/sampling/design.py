@@ -76,6 +76,8 @@ def _default(domain: Domain) -> Any:
     """The field's default where it is among the choices, else the middle of numbers, else the first word."""
     default = resolve(domain.path)[0].default
     plain = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+    if plain is ...:  # a field without a default, such as a policy's table
+        plain = None
     for choice in domain.values if isinstance(domain, Choices) else ():
         if canonical(choice) == canonical(plain):
             return choice
