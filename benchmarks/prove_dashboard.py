@@ -70,7 +70,9 @@ def first_paint() -> dict[str, Any]:
     figures = {name: [round(load[name], 3) for load in loads] for name in ("first_contentful_paint", "drawn")}
     medians = {f"{name}_median": statistics.median(values) for name, values in figures.items()}
     assert loads[0]["points"] > 3000, f"only {loads[0]['points']} points are drawn"
-    assert medians["drawn_median"] < 1.0, f"drawn after {medians['drawn_median']:.2f} s, 1 s wanted: {figures}"
+    # Nothing is painted before all is drawn, so the first paint shows every point.
+    slowest = max(medians.values())
+    assert slowest < 1.0, f"first painted after {slowest:.2f} s, 1 s wanted: {figures}"
     return medians | figures | {"points": loads[0]["points"], "trials": TRIALS}
 
 
