@@ -48,7 +48,7 @@ class DFlashDrafter:
             return Proposal(tokens, work, self.depth, forced=self.forced)
         logits = self.model.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         probabilities = sampling.distribution(logits, draws)
-        at = places.positions.view(tokens.shape)[:, 1:]
+        at = places.first(self._block).positions.view(tokens.shape)[:, 1:]
         tokens[:, 1:] = sampling.invert(probabilities, sampling.uniform(draws.seed[:, None], at, sampling.DRAFT))
         return Proposal(tokens, work, self.depth, probabilities=probabilities, forced=self.forced)
 

@@ -16,7 +16,7 @@ from engine.cost import CostTable, Curve, best_size, smooth
 from engine.errors import ConfigError
 from engine.loop import Loop
 from engine.policy import HOLD_ROUNDS, Switch, entry_for
-from engine.request import Request
+from engine.request import Request, Sampling
 from engine.runtime import build, resolve
 from tests.engine.test_speculate import SMOKE, loop_of, smoke_prompts
 
@@ -72,6 +72,21 @@ def test_text_is_the_same_while_the_policy_switches_drafts_on_and_off() -> None:
     assert staggered(loop, prompts, lengths) == expected
     assert seen == {0, 1, 2}
     assert staggered(loop, prompts[:1], lengths[:1]) == expected[:1]
+
+
+def test_a_drawn_chain_beside_a_larger_tree_draws_what_it_draws_alone() -> None:
+    """A policy reserves rows for its largest entry; the chain's places are the first of them."""
+    chain = {**CHAIN, "sample": "probabilistic"}
+    texts = []
+    for draft in (chain, {"kind": "policy", "by_running": [[1, 3, chain], [4, None, TREE]]}):
+        loop, made = loop_of(SMOKE / "target", draft), []
+        assert loop.submit(Request(0, smoke_prompts(1)[0], 40, (), Sampling(0.9, seed=7))) is None
+        while not loop.idle:
+            for progress in loop.advance():
+                made += progress.tokens
+        texts.append(made)
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 40
 
 
 def context_kv(loop: Loop, request: int) -> torch.Tensor:
