@@ -2,8 +2,8 @@
 print them, and the numbers that they give away. Pure.
 
 A *cause* names what went wrong; a *consequence* also follows from other causes (a rank that lost its peer, a file that
-a shutdown no longer finds) and counts only where no cause is found. Within one line the first pattern that matches
-counts; lines are read from the last.
+a shutdown no longer finds) and counts only where no cause is found; a *hint* is all that is left where even those are
+missing. Within one line the first pattern that matches counts; lines are read from the last.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tuner.records import FailureKind
 
 LINE_WIDTH = 1600  # of a line, that much is read: argument dumps are longer, messages are not
 HANDLED = re.compile(r"(?<![=\w])(INFO|DEBUG|WARNING)\b|\w*Warning: ")  # whoever says it so lives on
+DRIVER_GIB, DRIVER_SHARE = 2.0, 0.1  # of a GPU that nobody uses, in use all the same
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 FRAMES = 160  # lines of traceback that belong to an exception, chained ones included
 
@@ -45,11 +46,15 @@ Advise = Callable[[re.Match[str], Facts], str]
 
 @dataclass(frozen=True)
 class Pattern:
-    """A message. `advise` says what to change with the numbers of the match, or "" when it has none."""
+    """A message. `advise` says what to change with the numbers of the match, or "" when it has none.
+
+    `refine`: the kind, where it takes the numbers of the match to tell.
+    """
 
     kind: FailureKind
     regex: re.Pattern[str]
     advise: Advise | None = None
+    refine: Callable[[re.Match[str]], FailureKind] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,8 +66,13 @@ class Symptom:
     advice: str
 
 
-def _pattern(kind: FailureKind, regex: str, advise: Advise | None = None) -> Pattern:
-    return Pattern(kind, re.compile(regex, re.IGNORECASE), advise)
+def _pattern(
+    kind: FailureKind,
+    regex: str,
+    advise: Advise | None = None,
+    refine: Callable[[re.Match[str]], FailureKind] | None = None,
+) -> Pattern:
+    return Pattern(kind, re.compile(regex, re.IGNORECASE), advise, refine)
 
 
 # ------------------------------------------------------------------------------------------------------- advice
@@ -108,9 +118,18 @@ def _allocation(match: re.Match[str], facts: Facts) -> str:
     return f"{lower_memory(max(wanted - free, 0.1), total, facts)} (an allocation of {match['size']} did not fit)"
 
 
+def _whose(match: re.Match[str]) -> FailureKind:
+    """vLLM looks before it loads anything: what is missing by then, but for the driver's share, is not ours."""
+    free, total = float(match["free"]), float(match["total"])
+    return "foreign_gpu_process" if total - free > max(DRIVER_GIB, DRIVER_SHARE * total) else "oom_start"
+
+
 def _free_share(match: re.Match[str], facts: Facts) -> str:
     free, total, wanted = float(match["free"]), float(match["total"]), float(match["wanted"])
-    return f"lower memory.kv_fraction to {math.floor(free / total * 100) / 100:.2f}: short by {wanted - free:.1f} GiB"
+    lower = f"lower memory.kv_fraction to {math.floor(free / total * 100) / 100:.2f}: short by {wanted - free:.1f} GiB"
+    if _whose(match) == "oom_start":
+        return lower
+    return f"end the process that holds {total - free:.1f} GiB of the GPU (`nvidia-smi` names it), or {lower}"
 
 
 def _more_cache(match: re.Match[str], facts: Facts) -> str:
@@ -180,8 +199,7 @@ CAUSES: tuple[Pattern, ...] = (
     ),
     _pattern(
         "oom_capture",
-        r"Captur\w+ .{0,40}graph.{0,20}failed.*out of memory|OutOfMemoryError.*cuda ?graph"
-        r"|out of memory.{0,80}(captur|cuda graph)",
+        r"Captur\w+ .{0,40}graph.{0,20}failed.*out of memory|out of memory.{0,40}while captur",
     ),
     _pattern(
         "kernel_compile",
@@ -209,6 +227,7 @@ CAUSES: tuple[Pattern, ...] = (
         "oom_start",
         r"Free memory on device .{0,12}\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\).*?\([\d.]+, (?P<wanted>[\d.]+) GiB\)",
         _free_share,
+        _whose,
     ),
     _pattern(
         "oom_start",
@@ -286,9 +305,10 @@ CAUSES: tuple[Pattern, ...] = (
         r"|is not a local folder and is not a valid model identifier|SafetensorError|HeaderTooLarge"
         r"|Cannot find any (model|of the) weights|Cannot find any of .{0,80}files|does not appear to have a file named"
         r"|OSError: (Can't load|Error no file named|We couldn't connect)|HFValidationError|No model weights found"
+        r"|missing on disk|incomplete download"
         r"|size mismatch for |not initialized from (the )?checkpoint|Unable to load weights|PytorchStreamReader failed"
         r"|404 Client Error|Incorrect path_or_model_id|OfflineModeIsEnabled|MetadataIncompleteBuffer"
-        rf"|{NO_SUCH}.*({MODEL_FILE})|({MODEL_FILE})\S*:? {NO_SUCH}",
+        rf"|FileNotFoundError.*({MODEL_FILE})|{NO_SUCH}.*({MODEL_FILE})|({MODEL_FILE})\S*:? {NO_SUCH}",
     ),
     _pattern("config", r"heads \(?(?P<heads>\d+)\)? must be divisible by .{0,20}(tensor|tp)", _divisible),
     _pattern(
@@ -323,7 +343,6 @@ CONSEQUENCES: tuple[Pattern, ...] = (
         r"|DistBackendError|DistNetworkError|Connection (closed|reset) by (remote )?peer|TCPStore"
         r"|\bgloo\b.*(timed? ?out|refused)|Timed out initializing process group|failed to connect to .{0,60}master",
     ),
-    _pattern("oom_start", r"exit ?code:? ?-9\b|died .{0,40}SIGKILL|^Killed$|signal 9 ?\(SIGKILL\)", _host_memory),
     _pattern("missing_file", rf"^(?!.*(/psm_|/dev/shm|/mp-|\.so\b|\.sock|ipc:)).*(FileNotFoundError|{NO_SUCH})"),
     _pattern("missing_file", r"HTTPSConnectionPool\(host='huggingface\.co'|hf_hub_download .*(failed|error)"),
     _pattern("gated_model", r"\b40[13] Client Error\b"),
@@ -336,6 +355,11 @@ CONSEQUENCES: tuple[Pattern, ...] = (
         r".*(must be|must divide|divisible|not supported|unsupported|incompatible|only supports?|requires?"
         r"|can(not| not|'t) be used|not allowed|should be|invalid|unknown)",
     ),
+)
+
+HINTS: tuple[Pattern, ...] = (
+    _pattern("no_progress", r"No available shared memory broadcast block found"),
+    _pattern("oom_start", r"exit ?code:? ?-9\b|died .{0,40}SIGKILL|signal 9 ?\(SIGKILL\)", _host_memory),
 )
 
 # --------------------------------------------------------------------------------------------- graph capture
@@ -374,23 +398,23 @@ def broken_capture(lines: Sequence[str], facts: Facts) -> Symptom | None:
 
 
 def find(facts: Facts) -> Symptom | None:
-    """Return the symptom that the log's end tells of: the last cause, else a broken capture, else a consequence."""
+    """Return what the log's end tells of: the last cause, else a broken capture, else a consequence, else a hint."""
     lines = [COLOUR.sub("", line[:LINE_WIDTH]) for line in facts.tail.splitlines()]
     if (cause := _last(lines, CAUSES, facts)) is not None:
         return cause
-    return broken_capture(lines, facts) or _last(lines, CONSEQUENCES, facts)
+    return broken_capture(lines, facts) or _last(lines, CONSEQUENCES, facts) or _last(lines, HINTS, facts)
 
 
 def _last(lines: Sequence[str], patterns: Sequence[Pattern], facts: Facts) -> Symptom | None:
     """Match lines from the last one; memory that runs out while a graph is captured is `oom_capture`."""
     for index in range(len(lines) - 1, -1, -1):
         line = lines[index]
-        if HANDLED.search(line):
+        if patterns is not HINTS and HANDLED.search(line):
             continue
         for pattern in patterns:
             if (match := pattern.regex.search(line)) is None:
                 continue
-            kind = pattern.kind
+            kind = pattern.kind if pattern.refine is None else pattern.refine(match)
             if kind == "oom_start" and patterns is CAUSES and capturing(lines, index):
                 kind = "oom_capture"
             return Symptom(kind, line, pattern.advise(match, facts) if pattern.advise is not None else "")

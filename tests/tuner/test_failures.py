@@ -227,12 +227,29 @@ def test_advice_names_the_number(memory: dict[str, float], log: str, advice: str
     assert classify(Remains("launch", tail=f"{log}\n{oom}", config=config)).advice.startswith(advice)
 
 
-def test_vllm_says_how_much_is_free() -> None:
+@pytest.mark.parametrize(
+    ("free", "kind", "advice"),
+    [
+        ("75.32", "oom_start", "lower memory.kv_fraction to 0.95: short by 1.9 GiB"),
+        ("59.32", "foreign_gpu_process", "end the process that holds 19.8 GiB of the GPU"),
+    ],
+)
+def test_vllm_says_how_much_is_free(free: str, kind: str, advice: str) -> None:
     line = (
-        "ValueError: Free memory on device cuda:0 (59.32/79.15 GiB) on startup is less than desired GPU memory"
-        " utilization (0.9, 71.24 GiB). Decrease GPU memory utilization"
+        f"ValueError: Free memory on device cuda:0 ({free}/79.15 GiB) on startup is less than desired GPU memory"
+        f" utilization (0.98, {77.2 if kind == 'oom_start' else 71.24} GiB). Decrease GPU memory utilization"
     )
-    assert classify(Remains("launch", tail=line)).advice == "lower memory.kv_fraction to 0.74: short by 11.9 GiB"
+    failure = classify(Remains("launch", tail=line))
+    assert failure.kind == kind
+    assert failure.advice.startswith(advice)
+
+
+def test_a_hint_in_torchs_own_message_is_no_capture() -> None:
+    tail = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB. … in private pools (e.g., CUDA Graphs)"
+    )
+    assert classify(Remains("launch", tail=tail)).kind == "oom_start"
+    assert classify(Remains("load", tail=tail)).kind == "oom_load"
 
 
 def test_a_cause_goes_before_what_follows_from_it() -> None:
