@@ -35,6 +35,7 @@ GONE_SECONDS = 5.0
 DEATH_SECONDS = 1.0
 DEATHS = 20
 LEAST_RIGHT = 38
+FIRST = {"open": 16, "sealed": 17, "sealed_once_open_ones_were_right": 18}  # before a case had been looked at
 
 
 @contextmanager
@@ -166,6 +167,7 @@ def log_tails() -> dict[str, Any]:
     figures = {
         "cases": cases,
         "right": right,
+        "right_at_first": FIRST,
         "right_open": opened.right,
         "right_sealed": sealed.right,
         "wrong": [*opened.wrong, *sealed.wrong],

@@ -17,7 +17,7 @@ from engine.config import EngineConfig
 from tuner.records import FailureKind
 
 LINE_WIDTH = 1600  # of a line, that much is read: argument dumps are longer, messages are not
-HANDLED = re.compile(r"(?<![=\w])(INFO|DEBUG|WARNING)\b|\w*Warning: ")  # whoever says it so lives on
+HANDLED = re.compile(r"(?<![=\w])(INFO|DEBUG|WARNING)\b|\w+Warning: ")  # whoever says it so lives on
 DRIVER_GIB, DRIVER_SHARE = 2.0, 0.1  # of a GPU that nobody uses, in use all the same
 COLOUR = re.compile(r"\x1b\[[\d;]*m")
 FRAMES = 160  # lines of traceback that belong to an exception, chained ones included
@@ -305,7 +305,7 @@ CAUSES: tuple[Pattern, ...] = (
         r"|is not a local folder and is not a valid model identifier|SafetensorError|HeaderTooLarge"
         r"|Cannot find any (model|of the) weights|Cannot find any of .{0,80}files|does not appear to have a file named"
         r"|OSError: (Can't load|Error no file named|We couldn't connect)|HFValidationError|No model weights found"
-        r"|missing on disk|incomplete download"
+        r"|missing on disk|incomplete download|Invalid repository ID or local directory"
         r"|size mismatch for |not initialized from (the )?checkpoint|Unable to load weights|PytorchStreamReader failed"
         r"|404 Client Error|Incorrect path_or_model_id|OfflineModeIsEnabled|MetadataIncompleteBuffer"
         rf"|FileNotFoundError.*({MODEL_FILE})|{NO_SUCH}.*({MODEL_FILE})|({MODEL_FILE})\S*:? {NO_SUCH}",
@@ -320,7 +320,7 @@ CAUSES: tuple[Pattern, ...] = (
         "config",
         r"error: (unrecognized arguments|argument |the following arguments are required|ambiguous option)"
         r"|: No such (command|option)|validation errors? for \w+|invalid device ordinal"
-        r"|only supported on GPUs with compute capability|greater than the derived max_model_len",
+        r"|only supported on GPUs with compute capability|greater than the derived \w+",
     ),
     _pattern(
         "garbage_output",

@@ -1,10 +1,10 @@
-"""The scoring of log tails, on cases made up here."""
+"""The scoring of log tails, on cases made up here and on the forty that somebody else wrote."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from tests.tuner.log_tails import score
+from tests.tuner.log_tails import OPEN, SEALED, score
 
 CASES = {
     "right": ("kind: oom_start", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."),
@@ -20,3 +20,9 @@ def test_cases_are_scored(tmp_path: Path) -> None:
     result = score(tmp_path)
     assert (result.cases, result.right) == (3, 2)
     assert result.wrong == ("wrong: crashed instead of gated_model",)
+
+
+def test_publicly_described_failures_are_told_right() -> None:
+    opened, sealed = score(OPEN), score(SEALED)
+    assert (opened.cases, sealed.cases) == (20, 20)
+    assert opened.right + sealed.right >= 38, (*opened.wrong, *sealed.wrong)
