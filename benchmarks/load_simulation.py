@@ -1,8 +1,8 @@
 """Simulated levels whose truth is known: how often do the reported intervals hold it?
 
 A run is what a client would have recorded: requests with a lognormal time to first token, a gamma time per round that
-is each request's own, chunks of one to six tokens, a few failures. The truths are computed from many more requests
-than any run has.
+is each request's own, chunks of one to six tokens, a few failures. The truths are in closed form where
+there is one, else computed from many more requests than any run has.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from tuner.load.gate import Gate, Rule, Window
 from tuner.load.streams import Arrival
@@ -104,9 +105,12 @@ POOLED = tuple(f"chunk_gap_ms_{q}" for q in PERCENTILES)
 
 
 def truths(world: World, seed: int, requests: int = TRUTH_REQUESTS) -> Level:
-    """Return the metrics of a run long enough to be taken for the truth."""
-    traces = world.run(random.Random(seed), requests)
-    return measure(traces, concurrency=world.users, slo=SLO)
+    """Return the true metrics: of the time to first token in closed form, else those of a very long run."""
+    level = measure(world.run(random.Random(seed), requests), concurrency=world.users, slo=SLO)
+    normal = NormalDist(math.log(30.0), world.ttft_sigma)
+    known: dict[str, float | None] = {f"ttft_ms_{name}": math.exp(normal.inv_cdf(q)) for name, q in PERCENTILES.items()}
+    known["ttft_ms_mean"] = math.exp(normal.mean + normal.variance / 2)
+    return level.model_copy(update={"metrics": level.metrics | known})
 
 
 def coverage(
