@@ -35,7 +35,8 @@ GONE_SECONDS = 5.0
 DEATH_SECONDS = 1.0
 DEATHS = 20
 LEAST_RIGHT = 38
-FIRST = {"open": 16, "sealed": 17, "sealed_once_open_ones_were_right": 18}  # before an open, or a sealed one was looked at
+# Told right before any case was looked at; the last before a sealed one was.
+FIRST = {"open": 16, "sealed": 17, "sealed_once_open_ones_were_right": 18}
 
 
 @contextmanager
