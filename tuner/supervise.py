@@ -101,7 +101,8 @@ class Supervised:
         if not self._read_until(lambda: self.pid > 0, START_SECONDS):
             dog.kill()
             dog.wait()
-            raise SuperviseError(f"the watchdog did not start (see {log})")
+            _sweep(dog.pid, adopt, mark)
+            raise SuperviseError(f"the watchdog did not start, or was killed at once (see {log})")
 
     def poll(self) -> Exit | None:
         """Return how the process ended, or None while it runs."""

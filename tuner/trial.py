@@ -48,7 +48,7 @@ from tuner.records import (
 )
 from tuner.reference import Parity
 from tuner.resolved import silent_changes
-from tuner.supervise import Exit, Stopped, Supervised, supervise
+from tuner.supervise import Exit, Stopped, Supervised, SuperviseError, supervise
 
 HOST = "127.0.0.1"
 LEAST_DISK = 256 * 2**20
@@ -94,6 +94,8 @@ async def run_trial(spec: TrialSpec, emit: Callable[[Event], None], backend: Bac
         return journal.close(_failed(spec, from_error(journal.working, error, error.kind, error.evidence)))
     except EngineError as error:
         return journal.close(_failed(spec, from_error(journal.working, error, error.kind)))
+    except SuperviseError as error:
+        return journal.close(_failed(spec, from_error(journal.working, error, "crashed")))
     except TunerError as error:
         return journal.close(_failed(spec, from_error(journal.working, error, "config")))
     except Exception:  # noqa: BLE001  # the trial's boundary: the study goes on, and the evidence is kept

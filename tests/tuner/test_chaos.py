@@ -154,6 +154,17 @@ def test_a_worker_without_a_record_is_a_crash(tmp_path: Path, code: str, words: 
     assert any(words in line for line in record.failure.evidence)
 
 
+def test_a_watchdog_that_is_killed_at_once_fails_its_trial_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dying = tmp_path / "watchdog.py"
+    dying.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", encoding="utf-8")
+    monkeypatch.setattr("tuner.watchdog.__file__", str(dying))
+    told, record = run(tmp_path, Plan())
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage, len(told)) == ("crashed", "lease", 1)
+
+
 def test_a_worker_refuses_what_is_no_trial() -> None:
     done = subprocess.run(FAKE_WORKER, input=b'{"schema": 1}', capture_output=True, timeout=60, check=False)
     assert done.returncode == 2

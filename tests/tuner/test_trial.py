@@ -171,3 +171,16 @@ def test_too_little_disk_is_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
     record, _ = run_fake(tmp_path, Plan())
     assert record.failure is not None
     assert (record.failure.kind, record.failure.stage) == ("disk_full", "launch")
+
+
+def test_a_watchdog_that_is_killed_at_once_is_no_fault_of_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the moment between its start and its first word."""
+    dying = tmp_path / "watchdog.py"
+    dying.write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n", encoding="utf-8")
+    monkeypatch.setattr("tuner.watchdog.__file__", str(dying))
+    record, _ = run_fake(tmp_path, Plan())
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == ("crashed", "launch")
+    assert "killed at once" in record.failure.evidence[0]

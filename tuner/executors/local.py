@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from tuner.failures import Remains, classify
 from tuner.records import Event, Stage, TrialRecord, TrialSpec, config_dict
-from tuner.supervise import Supervised, supervise
+from tuner.supervise import Supervised, SuperviseError, supervise
 
 WORKER = (sys.executable, "-m", "tuner.worker")
 WORKER_LOG_CAP = 2**20  # it says next to nothing
@@ -48,11 +48,7 @@ class LocalExecutor:
 
     @contextlib.contextmanager
     def run(self, spec: TrialSpec) -> Iterator[Iterator[Event]]:
-        """Start one trial and yield its events; see `base.Executor.run`.
-
-        Raises:
-            SuperviseError: no process can be started on this machine.
-        """
+        """Start one trial and yield its events; see `base.Executor.run`."""
         logs = Path(spec.study) / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
@@ -73,6 +69,9 @@ class LocalExecutor:
                         log_cap=WORKER_LOG_CAP,
                     )
                 )
+            except SuperviseError as error:
+                yield iter([_lost(spec, Remains("lease", str(error), "crashed"))])
+                return
             finally:
                 os.close(write_end)
             self._running.append(process)
@@ -96,7 +95,12 @@ def _events(fd: int, process: Supervised, spec: TrialSpec) -> Iterator[Event]:
             if event.kind == "record":
                 return
     ended = process.stop()
-    remains = Remains(stage, f"{problem} ({ended.exit or 'it was stopped'})", "crashed", None, process.tail())
+    reason = f"{problem} ({ended.exit or 'it was stopped'})"
+    yield _lost(spec, Remains(stage, reason, "crashed", None, process.tail()))
+
+
+def _lost(spec: TrialSpec, remains: Remains) -> Event:
+    """Return the last event of a trial whose worker could not send one."""
     record = TrialRecord(
         trial=spec.trial,
         role=spec.role,
@@ -106,11 +110,11 @@ def _events(fd: int, process: Supervised, spec: TrialSpec) -> Iterator[Event]:
         synthetic=spec.config.synthetic,
         gpus=spec.lease.gpus,
     )
-    yield Event(
+    return Event(
         kind="record",
         trial=spec.trial,
-        stage=stage,
+        stage=remains.stage,
         time=time.time(),
-        text=problem,
+        text=remains.reason,
         record=record,
     )
