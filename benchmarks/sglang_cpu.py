@@ -30,6 +30,14 @@ def search(space: Path, results: Path) -> tuple[int, str, float]:
     return ended.returncode, ended.stdout + ended.stderr, time.monotonic() - began
 
 
+def launch(path: Path) -> str | None:
+    """Return the launch file without its comment, which holds this machine's command."""
+    if not path.is_file():
+        return None
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if not line.startswith("#")) + "\n"
+
+
 def without_paths(value: Any, folders: tuple[str, ...]) -> Any:
     """Return a JSON value whose strings name no folder of this machine."""
     if isinstance(value, str):

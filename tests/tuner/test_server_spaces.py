@@ -117,11 +117,13 @@ def test_a_policy_is_launched_as_its_backend_can_switch(kind: str, version: str,
 
 
 @pytest.mark.usefixtures("machine_file")
-def test_a_foreign_server_is_served_by_its_own_command(tmp_path: Path) -> None:
+def test_a_foreign_server_is_served_by_its_own_command(tmp_path: Path, machine_file: Path) -> None:
+    machine_file.write_text('sglang: {"0.5.17": {command: [sglang, serve], env: {HF_TOKEN: hidden}}}')
     raw = {"model": {"target": "bundled"}, "backend": {"kind": "sglang", "version": "0.5.17"}}
     launch = LaunchFile(entries=servers(EngineConfig.model_validate(raw)))
     path = tmp_path / "launch.yaml"
     first, *_ = render(launch, path).splitlines()
+    assert "hidden" not in first
     assert first.startswith("# Serve it:  env SGLANG_SIMULATE_ACC_LEN=-1 sglang serve --model-path")
     write_launch(launch, path)
     assert serve_command(path) in first

@@ -92,16 +92,20 @@ def serve_command(path: Path, port: int = PORT, launch: LaunchFile | None = None
 
     Args:
         launch: what the file holds; None reads it where it exists. A foreign server is started by its own command,
-            with the options of the first entry.
+            with the options of the first entry; what the machine's file adds to its environment may be secret and
+            is left out.
     """
     config = _first_config(path, launch)
     if config is None or config.backend.kind == "native":
         return shlex.join([shorten(Path(sys.executable)), "-m", "engine", "serve", shorten(path), "--port", str(port)])
     try:
-        command = backends.get(config).command(config, path, HOST, port)
+        backend = backends.get(config)
+        command = backend.command(config, path, HOST, port)
+        secret = backends.find_command(backend.kind, config.backend.version)[1].env
     except EngineError as error:
         return f"# {config.backend.kind} cannot be started from here: {error}"
-    return shlex.join(["env", *(f"{name}={value}" for name, value in command.env.items()), *command.argv])
+    ours = (f"{name}={value}" for name, value in command.env.items() if secret.get(name) != value)
+    return shlex.join(["env", *ours, *command.argv])
 
 
 def _first_config(path: Path, launch: LaunchFile | None) -> EngineConfig | None:
