@@ -16,6 +16,7 @@ from typing import get_args
 
 from engine.config import EngineConfig
 from tuner import symptoms
+from tuner.load.client import SILENT, UNREADABLE
 from tuner.records import Failure, FailureKind, Stage
 from tuner.supervise import Exit
 
@@ -184,6 +185,15 @@ def _evidence(remains: Remains, quoted: str) -> tuple[str, ...]:
 def _clip(line: str) -> str:
     clean = "".join(character if character.isprintable() else " " for character in line).rstrip()
     return clean if len(clean) <= LINE_WIDTH else clean[: LINE_WIDTH - 1] + "…"
+
+
+def kind_of_errors(kinds: set[str]) -> FailureKind | None:
+    """Return the failure that requests are of which none has a good answer; None leaves it to the log."""
+    if kinds <= SILENT:
+        return "no_progress"
+    if kinds <= UNREADABLE:
+        return "garbage_output"
+    return None
 
 
 def from_error(stage: Stage, error: Exception, kind: str, evidence: Sequence[str] = ()) -> Failure:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,9 +26,9 @@ from engine.errors import ConfigError
 from engine.loops import loops
 from tuner.acceptance import Rounds, Seen, collapse, total
 from tuner.errors import TunerError
-from tuner.failures import Remains
+from tuner.failures import Remains, kind_of_errors
 from tuner.journal import Journal
-from tuner.load.client import Client, Endpoint, ErrorKind
+from tuner.load.client import Client, Endpoint
 from tuner.load.workload import Prompt, Requests
 from tuner.ready import ServerDied, unless_dead
 from tuner.records import FailureKind, TrialSpec
@@ -51,9 +52,6 @@ class Unanswered(TunerError):
         super().__init__(message)
         self.kind = kind
         self.refused = refused
-
-
-MEANING: dict[ErrorKind, FailureKind] = {"stalled": "no_progress", "malformed": "garbage_output"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Server:
         async with Client(self.endpoint) as client:
             reply = await client.request("POST", path, json.dumps(body).encode(), self.stall)
         if reply.error is not None:
-            raise Unanswered(f"POST {path}: {reply.error}", MEANING.get(reply.error.kind))
+            raise Unanswered(f"POST {path}: {reply.error}", kind_of_errors({reply.error.kind}))
         if reply.status != 200:
             words = " ".join(reply.body[:200].decode("utf-8", "replace").split())
             raise Unanswered(f"POST {path}: HTTP {reply.status}: {words}", None, refused=reply.status < 500)
@@ -132,7 +130,8 @@ async def take_reference(server: Server, requests: Requests, dtype: str) -> Refe
     worst = max(seen)
     if worst > max(SELF_UNITS * unit, SELF_NATS):
         why = f"without speculation the server contradicts itself by {worst:.3g} nats, alone and beside other requests"
-        return Parity(verdict="failed", why=(why,), texts=len(texts), positions=len(seen), regret=worst)
+        finite = worst if math.isfinite(worst) else None  # infinite: one text ends where the other goes on
+        return Parity(verdict="failed", why=(why,), texts=len(texts), positions=len(seen), regret=finite)
     return Reference(dtype=dtype, length=LENGTH, unit=unit, self_regret=worst, compared=len(seen), texts=texts)
 
 

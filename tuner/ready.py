@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from engine.backends import Probes
+from tuner.counters import read_counters
 from tuner.life import Life
 from tuner.load.client import UNREADABLE, Client, Endpoint, Reply, RequestError
 from tuner.load.streams import Completion, read_completion
@@ -174,7 +175,7 @@ class _Wait:
         await self._until(self._says_ready)
         await self._until(self._answers)
         await self._until(self._port_is_ours)  # whoever answered: it was our own process
-        return await self._server_info()
+        return await read_counters(self._endpoint, self._probes.server_info)
 
     async def _until(self, step: Callable[[], Coroutine[Any, Any, str]]) -> None:
         """Repeat a step until it gives no reason to wait.
@@ -310,16 +311,6 @@ class _Wait:
         if answer.output_tokens < 1 or answer.output_tokens > tokens:
             return f"{answer.output_tokens} tokens where at most {tokens} were asked for"
         return "" if self._synthetic else insane(answer.text)
-
-    async def _server_info(self) -> dict[str, Any]:
-        reply = await self._get(self._probes.server_info)
-        if reply.error is not None or reply.status != 200:
-            return {}
-        try:
-            document = json.loads(reply.body)
-        except ValueError:
-            return {}
-        return document if isinstance(document, dict) else {}
 
 
 def insane(text: str) -> str:

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -25,27 +24,19 @@ from engine.errors import EngineError
 from tuner.counters import between, read_counters, read_rounds, with_accept_length
 from tuner.errors import TunerError
 from tuner.executors.base import Lease
-from tuner.failures import Remains, classify, from_error, from_trace
+from tuner.failures import Remains, classify, from_error, from_trace, kind_of_errors
 from tuner.headroom import headroom
 from tuner.journal import Journal
 from tuner.leases import NotLeased, await_turn, fresh_port, lease, runtime_folder
 from tuner.load.arrivals import Target
-from tuner.load.client import SILENT, UNREADABLE, Endpoint
+from tuner.load.client import Endpoint
 from tuner.load.level import Plan, Run, level_of, run_level
 from tuner.load.workload import Requests, make_requests
 from tuner.machine import free_bytes, look_at_gpus
 from tuner.parity import parity_of
 from tuner.quarantine import prove_back
 from tuner.ready import NotReady, ServerDied, await_ready, unless_dead
-from tuner.records import (
-    Event,
-    Failure,
-    FailureKind,
-    Level,
-    TrialRecord,
-    TrialSpec,
-    config_dict,
-)
+from tuner.records import Event, Failure, Level, TrialRecord, TrialSpec, config_dict
 from tuner.reference import Parity
 from tuner.resolved import silent_changes
 from tuner.supervise import Exit, Stopped, Supervised, SuperviseError, supervise
@@ -198,22 +189,13 @@ async def run_window(spec: TrialSpec, server: Server, target: Target, plan: Plan
         return Remains("load", f"the server ended under load, {where}", None, server.process.poll())
     except TimeoutError:
         return Remains("load", f"the level did not end within {limit:.0f} s, {where}", "no_progress", None)
-    kinds = {trace.error for trace in run.traces}
-    if None in kinds:
+    kinds = {trace.error for trace in run.traces if trace.error is not None}
+    if any(trace.error is None for trace in run.traces):
         return run
     exit_ = await _death(server.process) if kinds <= {"reset", "connect"} else None
     said = f"{run.traces[0].error}: {run.traces[0].detail}" if run.traces else "none was sent"
     reason = f"all {len(run.traces)} requests failed, {where}; the first: {said}"
-    return Remains("load", reason, None if exit_ is not None else _error_kind(kinds), exit_)
-
-
-def _error_kind(kinds: set[str | None]) -> FailureKind | None:
-    """Return the failure that a level without any answer is; None leaves it to the log."""
-    if kinds <= SILENT:
-        return "no_progress"
-    if kinds <= UNREADABLE:
-        return "garbage_output"
-    return None
+    return Remains("load", reason, None if exit_ is not None else kind_of_errors(kinds), exit_)
 
 
 async def _death(process: Supervised) -> Exit | None:
@@ -303,7 +285,6 @@ def _record(spec: TrialSpec, outcome: Outcome, server: Server) -> TrialRecord:
         headroom=headroom(spec.config, outcome.levels) if outcome.levels else None,
         synthetic=spec.config.synthetic,
         gpus=spec.lease.gpus,
-        started=time.time(),
     )
 
 

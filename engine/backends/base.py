@@ -112,7 +112,7 @@ def counter(metrics_text: str, name: str) -> float | None:
     values = []
     for line in metrics_text.splitlines():
         if line.startswith(name) and line[len(name) : len(name) + 1] in ("{", " "):
-            with contextlib.suppress(ValueError):  # not a number: not a sample
+            with contextlib.suppress(ValueError, IndexError):  # no number, or nothing at all: no sample
                 values.append(float(line.rpartition("}")[2].split()[0] if "{" in line else line.split()[1]))
     return sum(values) if values and all(map(math.isfinite, values)) else None
 

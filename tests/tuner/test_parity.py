@@ -14,7 +14,7 @@ from tests.tuner.speaker import Misspeak, Speaker, best
 from tuner import parity
 from tuner.load.client import Endpoint
 from tuner.load.workload import Prompt, Requests
-from tuner.parity import Server, Unanswered, judge, score_texts, take_reference
+from tuner.parity import LENGTH, Server, Unanswered, judge, score_texts, take_reference
 from tuner.records import FailureKind, Workload
 from tuner.reference import OwnText, Parity, Reference
 
@@ -56,7 +56,7 @@ def test_the_reference_is_what_the_server_says() -> None:
             assert token == top[0][0] == best(context)
             assert len(top) == 20
             context.append(token)
-        assert len(text.tokens) == parity.LENGTH
+        assert len(text.tokens) == LENGTH
     assert (REFERENCE.unit, REFERENCE.self_regret) == (0.125, 0.0)
     assert REFERENCE.bound("bfloat16") == pytest.approx(0.25, abs=0.002)
     assert Reference.model_validate_json(REFERENCE.model_dump_json()) == REFERENCE
@@ -67,7 +67,7 @@ def test_a_server_that_says_the_same_passes() -> None:
     found, kind = judged(speaker)
     assert (kind, found.verdict, found.why) == (None, "passed", ())
     assert (found.ties, found.beyond, found.regret, found.bound) == (0, 0, 0.0, REFERENCE.bound("bfloat16"))
-    assert found.positions > 8 * 64
+    assert found.positions > 8 * LENGTH
     assert found.accept_length == pytest.approx(3.0, abs=0.1)
     assert found.own == ()
     cut = {tuple(body["prompt"]) for body in speaker.asked} - set(PROMPTS)
@@ -86,7 +86,7 @@ def test_ties_pass_and_are_seen_through() -> None:
     assert (found.regret, found.beyond) == (pytest.approx(0.25), 0)
     assert found.ties >= parity.TEXTS
     assert {own.text for own in found.own} == set(range(parity.TEXTS))
-    assert all(own.judged == 21 and len(own.tokens) == 64 for own in found.own)
+    assert all(own.judged == 21 and len(own.tokens) == LENGTH for own in found.own)
     behind = [REFERENCE.texts[i].prompt + REFERENCE.texts[i].tokens[:21] for i in range(parity.TEXTS)]
     assert set(behind) <= {tuple(body["prompt"]) for body in speaker.asked}
 
@@ -106,8 +106,8 @@ FAULTS: dict[str, tuple[Speaker, FailureKind, str]] = {
         "lost_parity",
         "",
     ),
-    "a token too few": (Speaker(end=-1), "lost_parity", "63 tokens came, the reference has 64"),
-    "a token too many": (Speaker(end=1), "lost_parity", "65 tokens came, the reference has 64"),
+    "a token too few": (Speaker(end=-1), "lost_parity", f"{LENGTH - 1} tokens came, the reference has {LENGTH}"),
+    "a token too many": (Speaker(end=1), "lost_parity", f"{LENGTH + 1} tokens came, the reference has {LENGTH}"),
     "runs in circles": (Speaker(circle=32), "garbage_output", "runs in circles"),
     "next to no draft accepted": (
         Speaker(accept=lambda flying: 1.0),
@@ -134,13 +134,13 @@ def test_a_fault_is_told_with_its_evidence(name: str) -> None:
 
 def test_circles_that_the_model_itself_runs_are_no_garbage() -> None:
     """Behind a tie the text is the candidate's own; it is garbage only if the candidate's own scores deny it."""
-    tie = next(i for i in range(64) if not loops(REFERENCE.texts[0].tokens[: i + 1]))
-    own = [5] * 64
+    tie = next(i for i in range(LENGTH) if not loops(REFERENCE.texts[0].tokens[: i + 1]))
+    own = [5] * LENGTH
 
     def circling(prompt: tuple[int, ...], index: int, flying: int) -> int:
         return 1 if index == tie else 0
 
-    piece = parity.Piece(0, 0, 64, tuple(own), parity.Compared(1, 0, 0.125, 5), parity.Rounds())
+    piece = parity.Piece(0, 0, LENGTH, tuple(own), parity.Compared(1, 0, 0.125, 5), parity.Rounds())
 
     async def run(speaker: Speaker) -> list[parity.Piece]:
         async with speaker.served() as server:
@@ -165,7 +165,7 @@ def test_own_texts_are_scored_by_the_relaunched_reference() -> None:
             return await score_texts(server, REFERENCE, [*found.own, spoilt])
 
     *good, bad = asyncio.run(run())
-    assert all(score.regret == 0 and score.positions == 64 - 21 and not score.looping for score in good)
+    assert all(score.regret == 0 and score.positions == LENGTH - 21 and not score.looping for score in good)
     assert (bad.text, bad.at) == (spoilt.text, 50)
     assert bad.regret > REFERENCE.bound("bfloat16")
 
@@ -180,6 +180,25 @@ def test_a_reference_that_contradicts_itself_judges_nobody() -> None:
     assert found.verdict == "failed"
     assert found.regret == pytest.approx(1.5)
     assert "contradicts itself by 1.5 nats" in found.why[0]
+
+
+class Brief(Speaker):
+    """Says less beside others than alone."""
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.end = -3 if self.flying > 3 else 0
+        return super().answer(body)
+
+
+def test_a_reference_that_ends_earlier_beside_others_judges_nobody() -> None:
+    async def take() -> Reference | Parity:
+        async with Brief().served() as server:
+            return await take_reference(server, requests(), "bfloat16")
+
+    found = asyncio.run(take())
+    assert isinstance(found, Parity)
+    assert (found.verdict, found.regret) == ("failed", None)
+    assert "contradicts itself by inf nats" in found.why[0]
 
 
 def test_a_reference_that_differs_from_itself_a_little_is_more_lenient() -> None:
@@ -206,6 +225,22 @@ def test_nobody_there() -> None:
     server = Server(Endpoint("127.0.0.1", 1), Native(), "speaker", 1.0)
     with pytest.raises(Unanswered, match="connect"):
         asyncio.run(judge(server, REFERENCE, CHAIN, "bfloat16"))
+
+
+def test_a_server_that_never_answers_makes_no_progress() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()  # until the client gives up
+        writer.close()
+
+    async def run() -> None:
+        listener = await asyncio.start_server(silent, "127.0.0.1", 0)
+        async with listener:
+            endpoint = Endpoint("127.0.0.1", listener.sockets[0].getsockname()[1])
+            await judge(Server(endpoint, Native(), "speaker", 0.2), REFERENCE, CHAIN, "bfloat16")
+
+    with pytest.raises(Unanswered) as caught:
+        asyncio.run(run())
+    assert (caught.value.kind, caught.value.refused) == ("no_progress", False)
 
 
 def test_a_text_that_looks_back_keeps_what_was_judged() -> None:

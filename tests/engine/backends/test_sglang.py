@@ -310,6 +310,7 @@ def test_acceptance_of_a_server_is_between_two_looks() -> None:
     assert counts.accept_length(counts) is None
     assert backend.round_counts("sglang:generation_tokens_total 5\n") is None
     assert backend.round_counts("sglang:generation_tokens_total NaN\nsglang:num_requests_total 1\n") is None
+    assert backend.round_counts("sglang:generation_tokens_total \nsglang:num_requests_total{}\n") is None
 
 
 def test_completions_by_token_ids() -> None:
