@@ -107,8 +107,11 @@ async def run_in_processes(
             order = Order(target.endpoint, requests.served_name, requests.seed, target.stall, total, plan, part)
             if child.stdin is not None:
                 child.stdin.write(ORDER.dump_json(order) + b"\n")
-        async with asyncio.TaskGroup() as group:
-            heard = [group.create_task(_listen(child, ear)) for child in children]
+        try:
+            async with asyncio.TaskGroup() as group:
+                heard = [group.create_task(_listen(child, ear)) for child in children]
+        except ExceptionGroup as broken:
+            raise broken.exceptions[0] from None  # the first to break down; those that follow are its victims
     return gather(plan, steering, [_with_stats(task.result(), statistics) for task in heard])
 
 

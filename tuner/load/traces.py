@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pydantic import TypeAdapter
-
 from tuner.load.arrivals import Exchange
 from tuner.load.client import RequestError
 from tuner.load.streams import Arrival, read_completion
@@ -91,6 +89,3 @@ def read_trace(exchange: Exchange, statistics: Statistics = unsaid) -> Trace:
         lag=lag,
         index=exchange.index,
     )
-
-
-TRACES: TypeAdapter[list[Trace]] = TypeAdapter(list[Trace])

@@ -16,6 +16,7 @@ from tuner.load.client import Endpoint, Reply
 from tuner.load.gate import Gate, enough
 from tuner.load.laws import Closed, Constant, Gamma, Poisson, times
 from tuner.load.level import Plan, Run, run_level
+from tuner.load.processes import LoadError
 from tuner.load.sources import JsonlPrompts
 from tuner.load.workload import make_requests
 from tuner.records import Workload
@@ -183,6 +184,15 @@ def test_stagger_is_within_the_length(concurrency: int, tokens: int) -> None:
 )
 def test_a_refusal_is_waited_out(status: int, headers: dict[str, str], least: float, most: float) -> None:
     assert least <= patience(Reply(0, 0, status, headers, ())) <= most
+
+
+def test_a_process_that_ends_early_is_one_error(tmp_path: Path) -> None:
+    path = prompts(tmp_path)
+    work = Workload(prompts=JsonlPrompts(path=str(path)), output_tokens=12)
+    target = Target(Endpoint("127.0.0.1", 1), make_requests(work, "m", 1))
+    path.unlink()  # its processes read it anew
+    with pytest.raises(LoadError, match="ended with status 1"):
+        asyncio.run(run_level(target, Plan(2, work), processes=2))
 
 
 def test_a_cancelled_level_leaves_no_connection(tmp_path: Path) -> None:
