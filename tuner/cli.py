@@ -13,7 +13,9 @@ import typer
 from rich.console import Console
 
 from engine.config import EngineConfig, LaunchFile
+from engine.errors import EngineError
 from tuner.errors import Exit, NothingFeasible, SpaceError, StudyError, TunerError, UsageError
+from tuner.output import write_json, writing
 
 if TYPE_CHECKING:  # commands import what they need: `tuner schema` shall not load an optimiser
     from tuner.feasible import Pruning, StaticChecks
@@ -176,11 +178,9 @@ def export(
     if out is None:
         print(render(launch, folder.launch), end="")
         return
-    try:
+    with writing(out):
         write_launch(launch, out)
-    except OSError as error:
-        raise UsageError(f"{out}: cannot be written: {error.strerror or error}") from error
-    print(f"Serve:   {serve_command(out)}")
+    print(f"Serve:   {serve_command(out, launch=launch)}")
 
 
 @app.command()
@@ -265,10 +265,8 @@ def report(
 
     folder = session.existing(study)
     target = folder.report if out is None else out
-    try:
+    with writing(target):
         write_report(folder, target)
-    except OSError as error:
-        raise UsageError(f"{target}: cannot be written: {error.strerror or error}") from error
     print(f"Report:  {target}")
 
 
@@ -346,10 +344,7 @@ def simulate(
     asked = load_space(space)
     known = replay.read_table(table, asked)
     found = replay.simulate(asked, known, sampler or [DEFAULT.kind], seeds, trials)
-    try:
-        out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{out}: cannot be written: {error.strerror or error}") from error
+    write_json(out, found)
     console().print(replay.summary(found), markup=False, soft_wrap=True)
 
 
@@ -437,6 +432,9 @@ def main() -> None:
     except TunerError as error:
         print(f"tuner: {error}" if not isinstance(error, SpaceError) else str(error), file=sys.stderr)
         raise SystemExit(int(error.exit)) from None
+    except EngineError as error:  # a launch file or a model's folder that a command names
+        print(f"tuner: {error}", file=sys.stderr)
+        raise SystemExit(int(Exit.BAD_INPUT)) from None
     except KeyboardInterrupt:
         raise SystemExit(int(Exit.INTERRUPTED)) from None
     except SystemExit as leaving:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import statistics
 import tempfile
@@ -18,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
@@ -37,8 +35,9 @@ from tuner.load.arrivals import Target
 from tuner.load.intervals import student
 from tuner.load.level import Plan, Run, level_of
 from tuner.load.loop import run as run_loop
-from tuner.load.workload import Requests, make_requests
+from tuner.load.workload import Requests, make_requests, parse_workload
 from tuner.machine import look_at_gpus
+from tuner.output import write_json
 from tuner.ready import NotReady, await_ready
 from tuner.records import LeaseRequest, Level, Limits, TrialSpec, Workload, config_dict, metric_of
 from tuner.trial import Server, leased, run_window, served
@@ -122,7 +121,7 @@ def compare(asked: Asked, out: Console) -> None:
         ConfigError: A or B is no configuration.
         CompareFailed: one of them could not be started or measured.
     """
-    workload = _workload(asked)
+    workload = parse_workload(asked.workload)
     if asked.pairs < LEAST_PAIRS:
         raise UsageError(f"--pairs must be at least {LEAST_PAIRS}: fewer have no interval")
     with tempfile.TemporaryDirectory(prefix="tuner-compare-") as folder:
@@ -133,20 +132,8 @@ def compare(asked: Asked, out: Console) -> None:
         run_loop(_measure(sides, asked, out))
     document = as_json(sides, asked, workload)
     if asked.json_path is not None:
-        try:
-            asked.json_path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{asked.json_path}: cannot be written: {error.strerror or error}") from error
-    out.print(view(sides, asked))
-
-
-def _workload(asked: Asked) -> Workload:
-    try:
-        return Workload.model_validate({k: v for k, v in asked.workload.items() if v is not None})
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise UsageError(f"{where}: {problem['msg'].removeprefix('Value error, ')}") from error
+        write_json(asked.json_path, document)
+    out.print(view(sides))
 
 
 def config_of(word: str) -> EngineConfig:
@@ -301,7 +288,7 @@ def as_json(sides: Sequence[Side], asked: Asked, workload: Workload) -> dict[str
     }
 
 
-def view(sides: Sequence[Side], asked: Asked) -> RenderableType:
+def view(sides: Sequence[Side]) -> RenderableType:
     """Return the comparison for people."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("c", "metric", "A", "B", "B / A [95 %]", ""):

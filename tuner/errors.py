@@ -6,6 +6,7 @@
     ├── UsageError         2   an argument of a command makes no sense
     └── NothingFeasible    3   no measured trial meets the constraints
 
+Errors of one module are defined beside what raises them, and are TunerErrors too.
 A trial that fails is no exception: it is a `records.Failure`, kept and shown.
 """
 

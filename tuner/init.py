@@ -12,6 +12,7 @@ from engine.config import BUNDLED, DFlashDraft, EngineConfig, Model, draft_folde
 from engine.errors import EngineError
 from engine.estimate import GIB, DraftShape, Machine, ModelShape, read_draft_shape, read_shape
 from tuner.errors import UsageError
+from tuner.output import writing
 
 _TEMPLATE = Template("""\
 # What may vary and what matters, for $model on $machine.
@@ -68,11 +69,9 @@ def write_space(out: Path, target: str, draft: str | None, machine: Machine, *, 
     if out.exists() and not force:
         raise UsageError(f"{out}: exists; choose another --out, or --force to replace it")
     text = space_text(Plan(str(out), _name(out), target, draft), machine)
-    try:
+    with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{out}: cannot be written: {error.strerror or error}") from error
 
 
 def _name(out: Path) -> str:

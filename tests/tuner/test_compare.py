@@ -6,6 +6,8 @@ import dataclasses
 import json
 import math
 import random
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,13 @@ def test_a_server_that_dies_is_one_message(tmp_path: Path) -> None:
 def test_too_few_pairs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--pairs"):
         compare(Asked("a", "b", {}, pairs=2), Console())
+
+
+def test_a_file_that_is_no_configuration_is_one_line() -> None:
+    command = [sys.executable, "-m", "tuner", "compare", "nowhere.yaml", "nowhere.yaml"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("tuner: nowhere.yaml: cannot be read")
 
 
 def test_a_trial_of_a_study_can_be_named() -> None:

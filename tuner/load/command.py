@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -26,7 +24,8 @@ from tuner.load.client import Endpoint, parse_endpoint
 from tuner.load.gate import enough
 from tuner.load.level import Plan, Run, level_of, run_level
 from tuner.load.loop import run as run_loop
-from tuner.load.workload import make_requests
+from tuner.load.workload import make_requests, parse_workload
+from tuner.output import write_json
 from tuner.records import STATISTICS, Level, Workload
 from tuner.slo import parse_slo
 
@@ -68,7 +67,8 @@ def load(asked: Asked, out: Console) -> None:
         WorkloadError: the prompts cannot be used.
         LoadFailed: no request was answered well; the JSON is written all the same.
     """
-    workload, endpoint, slo = _workload(asked), _endpoint(asked), _slo(asked.slo)
+    workload = parse_workload({**asked.workload, "concurrency": [asked.users]})
+    endpoint, slo = _endpoint(asked), _slo(asked.slo)
     requests = make_requests(workload, asked.model, asked.seed)
     target = Target(endpoint, requests, asked.stall, asked.total)
     for warning in workload.warnings:
@@ -86,20 +86,10 @@ def load(asked: Asked, out: Console) -> None:
     found = level_of(runs, gpus=asked.gpus, slo=slo)
     document = as_json(found, runs, asked, workload, endpoint)
     if asked.json_path is not None:
-        _write(asked.json_path, document)
+        write_json(asked.json_path, document)
     if found.n == 0:
         raise LoadFailed(_why_nothing(runs, endpoint))
     out.print(table(found, runs))
-
-
-def _workload(asked: Asked) -> Workload:
-    given = {key: value for key, value in asked.workload.items() if value is not None}
-    try:
-        return Workload.model_validate(given | {"concurrency": [asked.users]})
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(str(part) for part in problem["loc"])
-        raise UsageError(f"{where}: {problem['msg'].removeprefix('Value error, ')}") from error
 
 
 def _endpoint(asked: Asked) -> Endpoint:
@@ -231,10 +221,3 @@ def _why_nothing(runs: Sequence[Run], endpoint: Endpoint) -> str:
     traces = [trace for run in runs for trace in run.traces]
     first = f"{traces[0].error}: {clean(traces[0].detail)}" if traces else "none was sent"
     return f"{endpoint}: all {len(traces)} requests failed; the first: {first}"
-
-
-def _write(path: Path, document: Mapping[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error

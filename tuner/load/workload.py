@@ -6,7 +6,7 @@ import itertools
 import json
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
 
 from engine.config import PAIR
-from tuner.errors import TunerError
+from tuner.errors import TunerError, UsageError
 from tuner.load.sources import BundledPrompts, JsonlPrompts, Kinds, RandomPrompts, ShareGptPrompts
 from tuner.records import Workload
 
@@ -214,6 +214,18 @@ def with_shared_prefix(prompts: Sequence[Prompt], share: float) -> tuple[Prompt,
     length = round(statistics.median(map(len, texts)) * share / (1 - share))
     words = "".join(itertools.islice(itertools.cycle("\n".join(texts) + "\n"), length))
     return tuple(prompt.after(words) for prompt in prompts)
+
+
+def parse_workload(given: Mapping[str, Any]) -> Workload:
+    """Return the workload that a command line describes; what is None was not said.
+
+    Raises:
+        UsageError: it makes no sense; names the first problem and its place.
+    """
+    try:
+        return Workload.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise UsageError(_first(error)) from error
 
 
 @dataclass(frozen=True)
