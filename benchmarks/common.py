@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,6 +38,19 @@ def greedy_by_transformers(model: Any, prompt: Sequence[int], tokens: int) -> li
             eos_token_id=None,
         )[0].tolist()
     return text[len(prompt) :]
+
+
+def passing_tests(*targets: str) -> dict[str, Any]:
+    """Run tests: a proof's step.
+
+    Raises:
+        AssertionError: one of them fails.
+    """
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *targets]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-200:]
+    assert done.returncode == 0, last
+    return {"pytest": last}
 
 
 def command_line() -> list[str]:

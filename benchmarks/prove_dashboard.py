@@ -18,13 +18,13 @@ from typing import Any
 
 import httpx
 
+from benchmarks.common import ROOT
 from tests.browser.chrome import Browser
 from tests.tuner.dashboard.synthetic import append, make_study, trial
 from tests.tuner.spaces import SMOKE
 from tuner.report.page import LARGEST, write_report
 from tuner.store import Journal
 
-ROOT = Path(__file__).parent.parent
 TRIALS = 1000
 LOADS = 7
 APPENDS = 10
@@ -157,6 +157,7 @@ async def _watched(results: Path, name: str, address: str) -> tuple[float, int]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(limits=limits, timeout=60) as client:
         while not (results / name / "trials.jsonl").exists():
+            assert not search.done(), f"the search ended without a study: {search.exception()!r}"
             await asyncio.sleep(0.01)
         received = [0]
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import RESULTS, bundled_prompts, write
+from benchmarks.common import RESULTS, ROOT, bundled_prompts, passing_tests, write
 from benchmarks.decoding import Case, Outcome, decode, differences, in_batches, loop_of, pairwise
 from benchmarks.decoding_gate import gate_step
 from benchmarks.decoding_sampling import METHODS, Reference, holm, p_value, through_the_engine, verify_alone
@@ -25,7 +22,6 @@ from engine.request import Sampling
 from engine.runtime import build, resolve
 from tests.faults.sampling import draft_probability_missing, residual_not_renormalised, temperature_high
 
-ROOT = Path(__file__).parent.parent
 SMOKE = ROOT / "tests" / "data" / "smoke_pair"
 Step = Callable[[], dict[str, Any]]
 
@@ -254,12 +250,7 @@ TESTS = ("tree", "policy", "stops", "exactness", "sampling", "verify", "kv_cache
 
 def unit_tests() -> dict[str, Any]:
     """The decoding tests: both tree builders, stops inside a block, policies, every combination on the smoke pair."""
-    files = [f"tests/engine/test_{name}.py" for name in TESTS]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-200:]
-    assert done.returncode == 0, last
-    return {"pytest": last}
+    return passing_tests(*(f"tests/engine/test_{name}.py" for name in TESTS))
 
 
 STEPS: dict[str, Step] = {

@@ -6,17 +6,15 @@ import itertools
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.common import bundled_prompts, greedy_by_transformers
+from benchmarks.common import ROOT, bundled_prompts, greedy_by_transformers, passing_tests
 from benchmarks.decoding import loop_of
 from engine.bench import run_requests
 from engine.config import BUNDLED, bundled, target_folder
 
-ROOT = Path(__file__).parent.parent
 BLOCKS = (2, 4, 6, 8, 12, 16)
 DEPTHS = (1, 2, 3, 4)
 TOKENS = 64
@@ -58,11 +56,7 @@ def dflash_equals_none() -> dict[str, Any]:
 
 def unit_tests() -> dict[str, Any]:
     """The engine's test files, which hold the family, counter, failure, HTTP and client claims."""
-    command = [sys.executable, "-m", "pytest", "tests/engine", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-200:]
-    assert done.returncode == 0, last
-    return {"pytest": last}
+    return passing_tests("tests/engine")
 
 
 def fuzz() -> dict[str, Any]:

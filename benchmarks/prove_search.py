@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-OUT = ROOT / "benchmarks" / "results" / "search.json"
+from benchmarks.common import RESULTS, ROOT, passing_tests
+
+OUT = RESULTS / "search.json"
 
 
 def studies() -> dict[str, Any]:
     """`python -m benchmarks.search --full`, resumable: every claim of it."""
+    OUT.unlink(missing_ok=True)  # a run that breaks down must not leave an earlier one's claims
     subprocess.run([sys.executable, "-m", "benchmarks.search", "--full", "--json", str(OUT)], cwd=ROOT, check=False)
     document = json.loads(OUT.read_text())
     cells = document["cells"]
@@ -27,11 +28,7 @@ def unit_tests() -> dict[str, Any]:
     """The tests of samplers, races, packing, policies and explanations."""
     files = ("sampling", "test_suggest.py", "test_simulate.py", "test_racing.py", "test_packing.py")
     more = ("test_policy_fit.py", "test_explain.py", "test_optuna_journal.py")
-    command = [sys.executable, "-m", "pytest", *(f"tests/tuner/{name}" for name in (*files, *more)), "-q"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-200:]
-    assert done.returncode == 0, last
-    return {"pytest": last}
+    return passing_tests(*(f"tests/tuner/{name}" for name in (*files, *more)))
 
 
 STEPS = {"unit tests": unit_tests, "studies": studies}

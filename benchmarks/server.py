@@ -48,18 +48,15 @@ def serving(config: dict[str, Any], program: Sequence[str] = ("engine",)) -> Ite
         began = time.monotonic()
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
-            port, lines = None, []
+            port, ready, lines = None, False, []
             for line in process.stderr or ():
                 lines.append(line)
                 event = json.loads(line) if line.startswith("{") else {}
                 port = event.get("port", port)
-                if event.get("event") == "ready" and port is not None:
+                ready = event.get("event") == "ready" and port is not None
+                if ready or time.monotonic() - began > READY_SECONDS:
                     break
-                if time.monotonic() - began > READY_SECONDS:
-                    break
-            else:
-                port = None
-            if port is None:
+            if port is None or not ready:
                 raise RuntimeError("the server did not become ready: " + "".join(lines[-5:]))
             seconds = time.monotonic() - began
             threading.Thread(target=_drain, args=(process,), daemon=True).start()

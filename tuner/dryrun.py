@@ -136,7 +136,7 @@ def _memory(space: Space, baseline: EngineConfig, checks: StaticChecks) -> Rende
     needs = [(config, need) for config in _sample(space, checks) if (need := checks.memory(config)) is not None]
     base = checks.memory(baseline)
     if base is None:
-        return Text("Memory: unknown, the model's folder is not here; loading its weights comes on top of the times below")
+        return Text("Memory: unknown, the model's folder is not here; loading its weights comes on top of what follows")
     rows = [("baseline", baseline, base)]
     if needs:
         largest = max(needs, key=lambda item: item[1].total)

@@ -17,7 +17,7 @@ import json, resource, sys, time
 from benchmarks.search.studies import game
 from tuner.brain import Brain
 from tuner.sampling import SAMPLERS
-from tuner.simulate import measured_again
+from tuner.simulate import measured_again, next_row
 import numpy as np
 kind, trials = sys.argv[1], int(sys.argv[2])
 made = game("dflash12k")
@@ -29,9 +29,7 @@ for number, row in enumerate(rows):
 times = []
 for number in range(5):
     began = time.perf_counter()
-    suggestion = brain.ask(trials + number)
-    row = made.table.by_config[__import__("tuner.records", fromlist=["canonical"]).canonical(
-        suggestion.judged.model_dump(mode="json"))]
+    row, _ = next_row(brain, made.table, trials + number)
     brain.tell(measured_again(row, trials + number, rng))
     times.append(time.perf_counter() - began)
 print(json.dumps({"seconds": times, "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,

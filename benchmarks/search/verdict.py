@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from tuner.load.intervals import student
+
 Cells = Mapping[str, Mapping[str, Any]]
 AT = (15, 25, 40, 60, 100, 150, 200)
-STUDENT = {2: 12.7, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26, 15: 2.14, 20: 2.09}
 
 
 def of(cells: Cells, part: str, surface: str | None, sampler: str, trials: int) -> list[Mapping[str, Any]]:
@@ -34,8 +35,7 @@ def lower_bound(values: list[float]) -> float:
     n = len(values)
     if n < 2:
         return float("-inf")
-    t = STUDENT[max(known for known in STUDENT if known <= n)]
-    return statistics.mean(values) - t * statistics.stdev(values) / math.sqrt(n)
+    return statistics.mean(values) - student(n - 1) * statistics.stdev(values) / math.sqrt(n)
 
 
 def summary(cells: Cells) -> dict[str, Any]:

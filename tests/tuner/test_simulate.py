@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks.search.surfaces import HERE, cluster, cluster_space, build, quiet
+from benchmarks.search.surfaces import HERE, build, cluster, cluster_space, quiet
 from tuner.cli import app
 from tuner.errors import UsageError
 from tuner.records import TrialRecord
@@ -87,7 +87,7 @@ def test_a_table_of_another_space_and_a_broken_line_are_refused(tmp_path: Path) 
     space = load_space(SPACE)
     broken = tmp_path / "t.jsonl"
     broken.write_text("{}\n")
-    with pytest.raises(UsageError, match="t.jsonl:1: not a trial record"):
+    with pytest.raises(UsageError, match=r"t\.jsonl:1: not a trial record"):
         read_table(broken, space)
     record = TrialRecord(trial=0, role="search", state="measured", config={"model": {"target": "other"}})
     broken.write_text(record.model_dump_json() + "\n")
