@@ -46,7 +46,7 @@ def passing_tests(*targets: str) -> dict[str, Any]:
     Raises:
         AssertionError: one of them fails.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *targets]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *targets]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     last = done.stdout.strip().splitlines()[-1] if done.stdout.strip() else done.stderr[-200:]
     assert done.returncode == 0, last
