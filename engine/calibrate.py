@@ -16,10 +16,10 @@ from engine.kv_cache import Reservation
 from engine.speculate import Engine, accept, forward, places_of
 
 CONTEXT = 128  # tokens before the measured rows: a typical length, costs depend on it little
-ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+ROWS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128)
 REQUESTS = (1, 4, 16, 64, 256)
-MOST_ROWS = 512  # rows of all requests together that are still measured; larger rounds are extrapolated
-REPEATS = 5
+MOST_ROWS = 256  # rows of all requests together that are still measured; larger rounds are extrapolated
+REPEATS = 4
 
 Work = Callable[[], object]
 

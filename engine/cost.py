@@ -35,9 +35,12 @@ class CostTable:
     def curve(self, requests: int, nodes: int) -> Curve:
         """Return what rounds of `requests` requests cost by the nodes of their trees, 0 … `nodes`.
 
-        Between measured points and behind the last ones, cost is linear.
+        A tree counts as the next larger measured one, so that trees end at measured sizes: kernels prepare for every
+        row count that they meet, and few counts are met again soonest. Between measured batches, and where large
+        ones were not measured, cost is linear.
         """
-        wanted = np.arange(1.0, nodes + 2)
+        sizes = np.array([*self.rows, max(nodes + 1, self.rows[-1])], dtype=np.float64)
+        wanted = sizes[np.searchsorted(sizes, np.arange(1, nodes + 2))]
         by_batch = [
             draft + _line(wanted, self.rows[: len(verify)], verify)
             for draft, verify in zip(self.draft, self.verify, strict=True)

@@ -195,12 +195,13 @@ def test_growing_reads_no_further_than_decides() -> None:
     assert len(list(read)) == 60
 
 
-def test_cost_table_is_linear_between_and_behind_its_points() -> None:
+def test_a_tree_costs_what_the_next_larger_measured_one_does() -> None:
     table = CostTable((1, 4), (1, 4, 8), (1.0, 2.0), ((1.0, 4.0, 6.0), (5.0, 11.0)))
-    assert table.curve(1, 11).seconds[::2] == pytest.approx((2.0, 4.0, 5.5, 6.5, 7.5, 8.5))
-    assert table.curve(4, 7).seconds == pytest.approx((7.0, 9.0, 11.0, 13.0, 15.0, 17.0, 19.0, 21.0))
+    assert table.curve(1, 9).seconds == pytest.approx((2.0, 5.0, 5.0, 5.0, 7.0, 7.0, 7.0, 7.0, 8.0, 8.0))
+    assert table.curve(4, 7).seconds == pytest.approx((7.0, 13.0, 13.0, 13.0, 21.0, 21.0, 21.0, 21.0))
     assert table.curve(2, 0).seconds == pytest.approx((2.0 + 5.0 / 3,))
     assert table.curve(7, 0).seconds == pytest.approx((12.0,))
+    assert best_size(iter([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]), 1, table.curve(1, 7)) in (3, 7)
     assert smooth([3.0, 2.0, 5.0]) == (3.0, 3.0, 5.0)
 
 
