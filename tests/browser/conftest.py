@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import uvicorn
 
 from tests.browser.chrome import Browser, chromium
 from tests.tuner.dashboard.synthetic import make_study
+from tests.waiting import wait_until
 from tuner.dashboard.app import find_studies, make_app
 
 
@@ -48,11 +48,8 @@ def address(results: Path) -> Iterator[str]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
-    end = time.monotonic() + 60
-    while not server.started:
-        if time.monotonic() > end or not thread.is_alive():
-            raise AssertionError("the dashboard does not start")
-        time.sleep(0.01)
+    wait_until(lambda: server.started or not thread.is_alive(), "the dashboard starts", 60)
+    assert server.started
     port = server.servers[0].sockets[0].getsockname()[1]
     yield f"http://localhost:{port}/"
     server.should_exit = True

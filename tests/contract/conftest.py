@@ -24,7 +24,7 @@ from tuner.leases import fresh_port
 from tuner.load.client import Endpoint
 from tuner.load.workload import make_requests
 from tuner.ready import Ready, await_ready
-from tuner.records import Workload, config_dict
+from tuner.records import Workload
 from tuner.supervise import Supervised, supervise
 
 HOST = "127.0.0.1"
@@ -121,6 +121,3 @@ def serve(name: str, folder: Path) -> Iterator[Served]:
             stopped = process.stop(30.0)
     assert stopped.gone, stopped
     assert stopped.port_free, stopped
-
-
-__all__ = ["Served", "config_dict"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from engine.backends import Ask
 from engine.backends.base import counter
 from engine.config import DFlashDraft
 from tests.contract.conftest import Served
+from tests.waiting import wait_until
 from tuner.load.client import Client
 from tuner.load.streams import Completion, read_completion
 from tuner.records import config_dict
@@ -25,12 +25,6 @@ EXPECTED = json.loads((Path(__file__).parents[1] / "data" / "golden" / "contract
 EXPECTED_TEXT = "a):\n    return a.f."  # what float32 says after `def f(`
 DEADLINE = 60.0
 Prompts = list[tuple[int, ...]]
-
-
-def wait_until(condition: Any, what: str) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"not within {DEADLINE:.0f} s: {what}"
 
 
 def stream(served: Served, prompt: tuple[int, ...], **fields: Any) -> tuple[Completion, list[dict[str, Any]]]:
@@ -133,8 +127,8 @@ def test_a_client_that_leaves_frees_its_place(served: Served, prompts: Prompts) 
     with httpx.stream("POST", f"{served.url}/v1/completions", json=body, timeout=60) as reply:
         lines = reply.iter_lines()
         assert next(line for line in lines if line.startswith("data: {"))
-        wait_until(lambda: running() >= 1, "the request runs")
-    wait_until(lambda: running() == 0, "the request is gone")
+        wait_until(lambda: running() >= 1, "the request runs", DEADLINE)
+    wait_until(lambda: running() == 0, "the request is gone", DEADLINE)
     assert served.complete(prompts[0], max_tokens=4)["choices"][0]["text"]
 
 

@@ -9,21 +9,19 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
+from tests.waiting import DEADLINE, alive, wait_until
+
 ROOT = Path(__file__).parents[2]
-DEADLINE = 30.0  # seconds, five times what any wait here takes
 EOS, MASK = 0, 1
-WORDS = ["he", "ll", "hell", "hello", "wo", "ld", "the", "Ġthe", "ing", "Ġw"]
 TEMPLATE = (
     "{% for message in messages %}<{{ message.role }}>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -83,7 +81,7 @@ class Served:
                 raise AssertionError(f"no event {name!r} before the end:\n" + "\n".join(self.lines))
             return found
 
-        event: dict[str, Any] = wait_for(seen, name, deadline)
+        event: dict[str, Any] = wait_until(seen, name, deadline)
         return event
 
     def ended(self) -> dict[str, Any]:
@@ -97,26 +95,6 @@ class Served:
     def client(self) -> httpx.Client:
         """Return a client of this server."""
         return httpx.Client(base_url=self.url, timeout=DEADLINE, verify=False)  # plain HTTP: load no certificates
-
-
-def wait_for(condition: Callable[[], Any], what: str, deadline: float = DEADLINE) -> Any:
-    """Poll `condition` until it is true; return its value."""
-    end = time.monotonic() + deadline
-    tick = threading.Event()
-    while time.monotonic() < end:
-        value = condition()
-        if value:
-            return value
-        tick.wait(0.01)
-    raise AssertionError(f"waited {deadline:g} s in vain: {what}")
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 @contextmanager

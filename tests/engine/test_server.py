@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.engine.serving import EOS, Served, fake, text_folder, tiny_tokenizer, wait_for
+from tests.engine.serving import EOS, Served, fake, text_folder, tiny_tokenizer
+from tests.waiting import wait_until
 
 TOKENIZER = tiny_tokenizer()
 MAX_LEN = 512
@@ -221,7 +222,7 @@ def _echo(ids: list[int], count: int) -> str:
 def test_a_stop_string_frees_the_slot(client: httpx.Client) -> None:
     before = client.get("/server_info").json()["rounds"]["graph_rounds"]  # the fake counts cancels there
     assert choice(ask(client, prompt="abcdef", stop="c", max_tokens=500))["finish_reason"] == "stop"
-    wait_for(lambda: client.get("/server_info").json()["running"] == 0, "slot to be free")
+    wait_until(lambda: client.get("/server_info").json()["running"] == 0, "slot to be free")
     assert client.get("/server_info").json()["rounds"]["graph_rounds"] >= before
 
 

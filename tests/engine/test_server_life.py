@@ -16,7 +16,8 @@ import pytest
 
 from engine.errors import PortError
 from engine.server import bind
-from tests.engine.serving import DEADLINE, ROOT, Served, alive, fake, raw_request, started, text_folder, wait_for
+from tests.engine.serving import ROOT, Served, fake, raw_request, started, text_folder
+from tests.waiting import DEADLINE, alive, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ class Reading:
         self._served, self._max_tokens = served, max_tokens
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
-        wait_for(lambda: self.events or not self._thread.is_alive(), "the first chunk")
+        wait_until(lambda: self.events or not self._thread.is_alive(), "the first chunk")
 
     def _read(self) -> None:
         body = {"model": "tiny", "prompt": "hello", "max_tokens": self._max_tokens, "stream": True}
@@ -228,10 +229,10 @@ def test_a_stalled_reader_does_not_hold_up_the_end(folder: Path) -> None:
 def test_death_of_the_front_ends_the_engine_process(folder: Path) -> None:
     with fake(folder) as served:
         os.kill(served.process.pid, signal.SIGKILL)
-        wait_for(lambda: not alive(served.engine_pid), "the engine process's end")
+        wait_until(lambda: not alive(served.engine_pid), "the engine process's end")
 
 
 def test_death_of_the_front_while_loading(folder: Path) -> None:
     with fake(folder, "--ready-after", "1000", ready=False) as served:
         os.kill(served.process.pid, signal.SIGKILL)
-        wait_for(lambda: not alive(served.engine_pid), "the engine process's end")
+        wait_until(lambda: not alive(served.engine_pid), "the engine process's end")

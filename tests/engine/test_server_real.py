@@ -19,7 +19,8 @@ import pytest
 import yaml
 
 from engine.front.api import is_loopback
-from tests.engine.serving import DEADLINE, ROOT, Served, alive, raw_request, started, talk, wait_for
+from tests.engine.serving import ROOT, Served, raw_request, started, talk
+from tests.waiting import DEADLINE, alive, wait_until
 
 SMOKE = ROOT / "tests" / "data" / "smoke_pair"
 TARGET = str(SMOKE / "target")
@@ -45,7 +46,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(tmp_path_factory.mktemp("none")) as served:
         yield served
         os.kill(served.process.pid, signal.SIGKILL)
-        wait_for(lambda: not alive(served.engine_pid), "the engine process's end after the front's")
+        wait_until(lambda: not alive(served.engine_pid), "the engine process's end after the front's")
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_leaving_frees_the_slot(drafted: Served) -> None:
     with drafted.client() as client:
         with client.stream("POST", "/v1/completions", json=body(PROMPTS[0], max_tokens=4000, stream=True)) as answer:
             next(answer.iter_lines())
-        wait_for(lambda: client.get("/server_info").json()["running"] == 0, "the slot to be free")
+        wait_until(lambda: client.get("/server_info").json()["running"] == 0, "the slot to be free")
 
 
 def test_memory(drafted: Served) -> None:

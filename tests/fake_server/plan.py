@@ -27,6 +27,7 @@ class Plan:
         `bad_completions`, only to so many of them.
     start_log, start_mib: what it prints, and how much memory it takes, every 50 ms while it loads.
     leak_kib: memory that every completion costs. spam_bytes: what every completion prints.
+    listen: when it does; `spin` computes for ever instead, `close` stops at the first request, `deaf` accepts nobody.
     daemon: the started process leaves, and a child of a child in a session of its own serves.
     """
 

@@ -20,10 +20,6 @@ from typing import Any
 WORD = "tok "
 
 
-class Died(Exception):
-    """Stop here, with this exit status or signal."""
-
-
 class Server:
     def __init__(self, plan: dict[str, Any], model: str, port: int) -> None:
         self.plan = plan
@@ -32,6 +28,7 @@ class Server:
         self.began = time.monotonic()
         self.completions = 0
         self.leaked: list[bytes] = []
+        self.asked = asyncio.Event()
 
     def is_bad(self) -> bool:
         """Whether the current completion is to break."""
@@ -47,7 +44,7 @@ class Server:
         async with server:
             self.fault("listening")
             if self.plan["listen"] == "close":
-                await asyncio.sleep(0.2)
+                await self.asked.wait()
                 server.close()
                 await asyncio.sleep(3600)
             await server.serve_forever()
@@ -88,6 +85,7 @@ class Server:
 
     async def answer(self, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> bool:
         """Answer one request; return whether the connection stays open."""
+        self.asked.set()
         if path in self.plan["hang_on"]:
             await asyncio.sleep(3600)
         if path == "/v1/models" and self.plan["models"] is not None:

@@ -17,8 +17,9 @@ from pathlib import Path
 import psutil
 
 from tests.fake_server.plan import Plan
-from tests.tuner.running import alive, family, make_spec, wait_until
+from tests.tuner.running import family, make_spec
 from tests.tuner.spaces import SMOKE, write
+from tests.waiting import alive, wait_until
 from tuner.leases import held_locks
 from tuner.records import Event, TrialRecord, canonical
 from tuner.supervise import listens

@@ -1,4 +1,4 @@
-"""What tests of running trials share: specs, plans, and waiting on conditions."""
+"""What tests of running trials share: specs, plans, and who is still there."""
 
 from __future__ import annotations
 
@@ -6,36 +6,17 @@ import asyncio
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.fake_server.plan import FakeBackend, Plan
+from tests.waiting import alive as alive
+from tests.waiting import wait_until as wait_until
 from tuner.records import Event, Limits, TrialRecord, TrialSpec, Workload
 from tuner.trial import run_trial
 
 FAKE_WORKER = (sys.executable, str(Path(__file__).resolve().parents[1] / "fake_server" / "worker.py"))
 CLIENT_LAG = 1000.0  # answers of a fake server take milliseconds: no busy machine keeps to 1 % of that
-DEADLINE = 30.0  # far beyond what anything here takes, even on a busy machine
-
-
-def wait_until(condition: Callable[[], Any], what: str = "", deadline: float = DEADLINE) -> None:
-    """Poll a condition until it holds; fail the test when it does not."""
-    end = time.monotonic() + deadline
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {deadline:g} s: {what}")
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process exists and is no zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def prompts(folder: Path, chat: bool = False) -> Path:

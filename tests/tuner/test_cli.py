@@ -7,9 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,11 +14,11 @@ import yaml
 
 from engine.config import load_launch
 from tests.tuner.spaces import PAIR, SMOKE, write
+from tests.waiting import alive, wait_until
 from tuner.space import load_space
 
 TINY = str(Path(__file__).parent / "tiny_tuner.py")
 LIMIT = 120
-POLL = threading.Event()  # never set: waits between two looks
 
 
 def tuner(*words: str, cwd: Path, tiny: bool = True) -> subprocess.CompletedProcess[str]:
@@ -176,32 +173,17 @@ def test_an_interrupt_ends_in_order_and_leaves_no_process(tmp_path: Path, signal
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as running:
-        wait_until((study / "hanging").exists)
-        wait_until(lambda: (study / "hanging").read_text().isdigit())
+        wait_until((study / "hanging").exists, "the trial hangs", LIMIT)
+        wait_until(lambda: (study / "hanging").read_text().isdigit(), "its number", LIMIT)
         running.send_signal(signal_)
         _, errors = running.communicate(timeout=LIMIT)
     assert running.returncode == 130
     assert "Go on with:  tuner resume results/small" in errors
     assert "Traceback" not in errors
     pid = int((study / "hanging").read_text())
-    wait_until(lambda: not alive(pid))
+    wait_until(lambda: not alive(pid), "the worker is gone", LIMIT)
     (study / "misbehave.json").unlink()
     assert tuner("resume", "results/small", cwd=tmp_path).returncode == 0
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not holds():
-        assert time.monotonic() < deadline
-        POLL.wait(0.02)
 
 
 def test_two_searches_do_not_share_a_study(tmp_path: Path) -> None:
@@ -213,7 +195,7 @@ def test_two_searches_do_not_share_a_study(tmp_path: Path) -> None:
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     ) as running:
-        wait_until((study / "hanging").exists)
+        wait_until((study / "hanging").exists, "the trial hangs", LIMIT)
         for words in (("resume", "results/small"), ("search", str(path), "--fresh")):
             refused = tuner(*words, cwd=tmp_path)
             assert refused.returncode == 2

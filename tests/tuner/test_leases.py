@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tuner.running import wait_until
 from tests.tuner.smi import FakeSmi
+from tests.waiting import wait_until
 from tuner.leases import (
     LeaseError,
     NotLeased,

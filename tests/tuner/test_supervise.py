@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tuner.running import alive, wait_until
+from tests.waiting import alive, wait_until
 from tuner.executors.local import WORKER_LOG_CAP
 from tuner.supervise import LOG_CAP, Exit, Supervised, listens, supervise
 from tuner.watchdog import TAIL_BYTES, Log
@@ -108,7 +108,7 @@ def test_a_killed_watchdog_takes_the_tree_with_it(tmp_path: Path) -> None:
 import os, sys, signal
 sys.path.insert(0, {os.getcwd()!r})
 from pathlib import Path
-from tests.tuner.running import wait_until, alive
+from tests.waiting import alive, wait_until
 from tuner.supervise import supervise
 argv = [sys.executable, {str(ZOO)!r}, {str(tmp_path / "pids")!r}, "deaf", "session", "orphan"]
 with supervise(argv, env=dict(os.environ), log=Path({str(tmp_path / "log")!r}), adopt=True) as process:
