@@ -173,8 +173,9 @@ def _quarantines(folder: Path) -> Iterator[Quarantine]:
     look = look_at_gpus()
     shown = {gpu.uuid: gpu for gpu in look.gpus}
     for note in notes:
-        gpu = shown.get(note.uuid)
-        now = "" if gpu is None else not_back([note.gpu(gpu)], Gpus((gpu,), look.processes)).get(note.uuid, "")
+        if (gpu := shown.get(note.uuid)) is None:
+            continue  # hidden by CUDA_VISIBLE_DEVICES, or gone: nothing proves that its memory is back
+        now = not_back([note.gpu(gpu)], Gpus((gpu,), look.processes)).get(note.uuid, "")
         yield Quarantine(note, folder, now)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from tuner.errors import TunerError
 from tuner.executors.base import Gpu
 from tuner.machine import Gpus, look_at_gpus
+from tuner.store import write_atomic
 
 SLACK_MIB = 256  # the driver's own share comes and goes by this much
 BACK_SECONDS = 30.0  # the driver takes a while to free what a dead process held
@@ -71,7 +72,7 @@ def prove_back(gpus: Sequence[Gpu], folder: Path, seconds: float = BACK_SECONDS)
     for gpu in gpus:
         if gpu.uuid in left:
             note = Shut(gpu.uuid, gpu.index, gpu.memory_used, left[gpu.uuid], time.time())
-            (folder / f"gpu-{gpu.uuid}{SUFFIX}").write_text(json.dumps(asdict(note)), encoding="utf-8")
+            write_atomic(folder / f"gpu-{gpu.uuid}{SUFFIX}", json.dumps(asdict(note)))
     return tuple(f"{line}; quarantined" for line in left.values())
 
 

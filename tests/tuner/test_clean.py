@@ -14,8 +14,8 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from tests.tuner.running import alive, wait_until
 from tests.tuner.smi import FakeSmi
+from tests.waiting import alive, wait_until
 from tuner import clean
 from tuner.clean import DeadLock, HalfWritten, Quarantine, Stray, leftovers
 from tuner.cli import app
@@ -79,7 +79,9 @@ def test_dead_locks_are_removed_and_held_ones_kept(tmp_path: Path) -> None:
     os.close(fd)
 
 
-def test_a_quarantine_is_lifted_only_when_the_memory_is_back(tmp_path: Path, smi: FakeSmi) -> None:
+def test_a_quarantine_is_lifted_only_when_the_memory_is_back(
+    tmp_path: Path, smi: FakeSmi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     smi.set([(0, 9000)], [])
     note = runtime_folder() / "gpu-GPU-0.quarantine"
     note.write_text(json.dumps(asdict(Shut("GPU-0", 0, 4, "9000 MiB in use", 0.0))))
@@ -88,6 +90,10 @@ def test_a_quarantine_is_lifted_only_when_the_memory_is_back(tmp_path: Path, smi
     assert "still in use" in held.end()
     assert shut_gpus(runtime_folder())
     smi.set([(0, 10)], [])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # what is not seen is not known to be back
+    assert not any(isinstance(left, Quarantine) for left in leftovers(tmp_path))
+    assert shut_gpus(runtime_folder())
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     [free] = [left for left in leftovers(tmp_path) if isinstance(left, Quarantine)]
     assert "its memory is back" in str(free)
     assert free.end() == ""
