@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tuner.records import metric_of
-
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return {dotted path: value} of a configuration's leaves; lists are leaves."""
@@ -113,13 +111,3 @@ def with_interval(value: float | None, interval: tuple[float, float] | None) -> 
     if value is None or interval is None:
         return number(value)
     return f"{number(value)} [{number(interval[0])}–{number(interval[1])}]"
-
-
-def axis(name: str) -> str:
-    """Return a metric's axis title with its unit: `tpot_ms_p50 (ms/token)`."""
-    return f"{name} ({metric_of(name).unit})"
-
-
-def better(name: str) -> str:
-    """Return which direction of a metric is better."""
-    return "lower is better" if metric_of(name).goal == "min" else "higher is better"

@@ -18,7 +18,7 @@ from tests.tuner.dashboard.synthetic import make_study
 from tuner.dashboard.payload import whole_of
 from tuner.dashboard.study import StudyReader
 from tuner.report import page as report
-from tuner.report.bundle import names, script
+from tuner.report.bundle import script
 from tuner.report.page import page, write_report
 from tuner.store import StudyFolder
 
@@ -90,10 +90,24 @@ def test_nothing_is_loaded_from_anywhere_and_only_its_own_scripts_run() -> None:
         assert (f"'sha256-{digest}'" in policy) == (tag == "style" or "function" in content)
 
 
+DECLARED = re.compile(
+    r"^(?:export )?(?:async )?(?:function|class|const|let) (?:\{[^}]*\}|([A-Za-z_$][\w$]*))", re.MULTILINE
+)
+
+
+def _names(files: dict[str, str]) -> dict[str, list[str]]:
+    """Return {top-level name: modules that declare it}."""
+    found: dict[str, list[str]] = {}
+    for module, text in files.items():
+        for name in filter(None, DECLARED.findall(text)):
+            found.setdefault(name, []).append(module)
+    return found
+
+
 def test_the_modules_can_be_put_one_after_another() -> None:
     root = resources.files("tuner.dashboard").joinpath("static")
     files = {entry.name: entry.read_text(encoding="utf-8") for entry in root.iterdir() if entry.name.endswith(".js")}
-    assert {name: where for name, where in names(files).items() if len(where) > 1} == {}
+    assert {name: where for name, where in _names(files).items() if len(where) > 1} == {}
     bundled = script()
     assert not re.search(r"^(import|export) ", bundled, re.MULTILINE)
     assert "</script" not in bundled

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from collections.abc import Mapping
 from importlib import resources
 
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./([a-z]+\.js)";\n', re.MULTILINE)
@@ -87,16 +86,3 @@ def _base64(data: bytes) -> str:
 
 def _digest(text: str) -> str:
     return f"'sha256-{_base64(hashlib.sha256(text.encode()).digest())}'"
-
-
-def names(files: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return {top-level name: modules that declare it}, to be checked for clashes."""
-    found: dict[str, list[str]] = {}
-    declared = re.compile(
-        r"^(?:export )?(?:async )?(?:function|class|const|let) (?:\{[^}]*\}|([A-Za-z_$][\w$]*))", re.MULTILINE
-    )
-    for module, text in files.items():
-        for name in declared.findall(text):
-            if name:
-                found.setdefault(name, []).append(module)
-    return found

@@ -48,10 +48,9 @@ def expected_improvement(front: Array, reference: Array, mean: Array, sd: Array)
         return below(float(best), mean[:, 0], sd[:, 0])
     if not len(inside):
         return below(reference[0], mean[:, 0], sd[:, 0]) * below(reference[1], mean[:, 1], sd[:, 1])
-    starts, lows, ends = _strips(inside, reference)
+    starts, lows, _ = _strips(inside, reference)
     lefts = np.append(starts, reference[0])  # right edge of each strip: up to the next point of the front
     ceilings = np.append(reference[1], lows)
-    del ends
     gain = np.zeros(len(mean))
     before = np.zeros(len(mean))
     for edge, ceiling in zip(lefts, ceilings, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ def _kinds(space: Space) -> list[str | None]:
     return [value for value in domain.values if value != "none"] or [None]
 
 
-def _walk(space: Space, choose: Any, kind: str | None) -> Assignment:
+def _walk(space: Space, choose: Callable[[Domain], Any], kind: str | None) -> Assignment:
     assignment: Assignment = {}
     for domain in space.domains:
         if domain.active(assignment):

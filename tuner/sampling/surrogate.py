@@ -22,7 +22,7 @@ from tuner.sampling.acquisition import expected_improvement
 from tuner.sampling.base import Costs, Proposal, Repeats, View, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Array, numeric
-from tuner.sampling.gp import Gp, Prior, distances, fit
+from tuner.sampling.gp import Prior, distances, fit
 from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, Choices
 
@@ -62,7 +62,7 @@ class Surrogate:
         return replace(self, startup=launches)
 
     def propose(self, view: View) -> Proposal | None:
-        """Return the most promising point, None when every one was tried and repeats add nothing."""
+        """Return the most promising point, None when every one was tried."""
         measured = sum(observation.values is not None for observation in view.observations)
         if measured < 2 or len(view.observations) < (self.startup if view.pool.guesses is None else self.guided):
             seed = seed_of(view.pool.space.file.study.seed)
@@ -218,10 +218,3 @@ def reference_of(good: Array) -> Array:
 
 def _stack(pairs: list[tuple[Array, Array]]) -> tuple[Array, Array]:
     return np.stack([mean for mean, _ in pairs], axis=1), np.stack([sd for _, sd in pairs], axis=1)
-
-
-def models_of(view: View) -> tuple[Gp, ...]:
-    """Return the process of every objective's cost."""
-    costs = Costs.of(view)
-    known = costs.x[list(costs.measured)]
-    return tuple(fit(known, costs.values[:, c], view.pool.encoder.groups) for c in range(costs.values.shape[1]))
