@@ -67,11 +67,11 @@ def test_a_server_that_says_the_same_passes() -> None:
     found, kind = judged(speaker)
     assert (kind, found.verdict, found.why) == (None, "passed", ())
     assert (found.ties, found.beyond, found.regret, found.bound) == (0, 0, 0.0, REFERENCE.bound("bfloat16"))
-    assert found.positions > 8 * LENGTH
+    assert found.positions > (parity.TEXTS + 1) * parity.LENGTH
     assert found.accept_length == pytest.approx(3.0, abs=0.1)
     assert found.own == ()
     cut = {tuple(body["prompt"]) for body in speaker.asked} - set(PROMPTS)
-    assert len(cut) >= 2 * parity.TEXTS  # from several cut points of every text
+    assert len(cut) >= parity.TEXTS  # a cut point of every text, at many places
     assert not any("logprobs" in body for body in speaker.asked)
 
 
