@@ -18,7 +18,7 @@ from tuner.dashboard.guard import LOCAL_NAMES, Guard, is_loopback
 from tuner.dashboard.live import LiveStudy, Unreadable
 from tuner.dashboard.state import running
 from tuner.dashboard.tail import read_piece
-from tuner.errors import UsageError
+from tuner.errors import TunerError, UsageError
 from tuner.store import StudyFolder
 
 LOG_BYTES = 64 * 1024
@@ -201,7 +201,7 @@ def make_app(
             Route(f"{study}/events", dashboard.changes),
             Route(f"{study}/trials/{{trial:int}}/logs/{{log}}", dashboard.log),
         ],
-        exception_handlers={Unreadable: _unreadable},
+        exception_handlers={TunerError: _unreadable},
         lifespan=lifespan,
     )
     return Guard(app, token=token, names=LOCAL_NAMES | {host} if local else None)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hmac
 import ipaddress
 from collections.abc import Iterable
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 COOKIE = "tuner_dashboard"
-LONGEST_QUERY = 4096
+LONGEST = 4096  # of a path, and of a query
 LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 POLICY = "; ".join(
@@ -78,7 +78,7 @@ class Guard:
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
             return _refuse(405, "the dashboard only shows")
-        if len(scope["query_string"]) > LONGEST_QUERY:
+        if max(len(scope["path"]), len(scope["query_string"])) > LONGEST:
             return _refuse(414, "the address is too long")
         host = headers.get("host", "")
         if self._names is not None and _name(host) not in self._names:
@@ -119,8 +119,8 @@ def _name(host: str) -> str:
 
 def _same_origin(headers: Headers, host: str, path: str) -> bool:
     origin = headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-        return False
+    if origin is not None and origin.partition("://")[2].lower() != host.lower():
+        return False  # an origin is scheme://host[:port] and nothing else (RFC 6454)
     site = headers.get("sec-fetch-site", "none")
     # Following a link to the page is no danger; reading its data from elsewhere is.
     return site in ("none", "same-origin") or (path == "/" and headers.get("sec-fetch-mode") == "navigate")

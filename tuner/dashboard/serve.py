@@ -29,7 +29,7 @@ def serve(paths: Sequence[Path], host: str, port: int, token: str | None) -> Non
     app = make_app(lambda: find_studies(paths), host=host, token=token)
     with _listen(host, port) as listener:
         bound = listener.getsockname()[1]
-        shown = "localhost" if is_loopback(host) else host
+        shown = "localhost" if host == "127.0.0.1" else f"[{host.strip('[]')}]" if ":" in host else host
         print(f"Dashboard:  http://{shown}:{bound}/{f'?token={token}' if token else ''}", flush=True)
         os.nice(NICE)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, server_header=False)

@@ -98,6 +98,7 @@ def test_nothing_else_can_be_had(client: TestClient, path: str) -> None:
     [
         ({"origin": "http://evil.example"}, 403),
         ({"origin": "null"}, 403),
+        ({"origin": "http://[x"}, 403),
         ({"origin": "http://localhost:9999"}, 403),
         ({"sec-fetch-site": "cross-site"}, 403),
         ({"sec-fetch-site": "same-site"}, 403),
@@ -121,6 +122,7 @@ def test_a_query_that_makes_no_sense_is_refused(client: TestClient) -> None:
     assert client.get("/api/studies/first/events?since=x").status_code == 400
     assert client.get("/api/studies/first/trials/3/logs/server?offset=-1").status_code == 400
     assert client.get("/api/studies?" + "a" * 5000).status_code == 414
+    assert client.get(f"/api/studies/first/trials/{'9' * 5000}/logs/server").status_code == 414
 
 
 def test_elsewhere_than_on_loopback_a_token_is_needed(studies: Path) -> None:
@@ -146,6 +148,16 @@ def test_a_study_that_cannot_be_read_says_why(tmp_path: Path) -> None:
         answer = client.get("/api/studies/broken")
     assert answer.status_code == 409
     assert "space.yaml:" in answer.json()["error"]
+
+
+def test_studies_that_are_gone_say_so(tmp_path: Path) -> None:
+    make_study(tmp_path / "results" / "one", 1)
+    with TestClient(make_app(lambda: find_studies([tmp_path / "results"])), base_url="http://localhost") as client:
+        (tmp_path / "results").rename(tmp_path / "elsewhere")
+        for path in ("/api/studies", "/api/studies/one", "/api/studies/one/events?since=0"):
+            answer = client.get(path)
+            assert answer.status_code == 409, path
+            assert "cannot be read" in answer.json()["error"]
 
 
 def test_watchers_get_each_change_and_one_who_is_behind_starts_anew(tmp_path: Path) -> None:
