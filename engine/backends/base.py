@@ -117,6 +117,11 @@ def counter(metrics_text: str, name: str) -> float | None:
     return sum(values) if values and all(map(math.isfinite, values)) else None
 
 
+def present(**values: Any) -> dict[str, Any]:
+    """Return what a server reports; what it does not (None) is left out."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 class Backend(Protocol):
     """A server that an EngineConfig can run on."""
 

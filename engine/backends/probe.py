@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
-from engine.backends.commands import Command
+from engine.backends.commands import Command, find_command
+from engine.backends.names import one_of
 from engine.errors import ConfigError
+from engine.estimate import Refusal
 
 HELP_SECONDS = 180.0  # importing a server takes a while
 _OPTION = re.compile(r"(?<![\w-])--[a-z0-9][a-z0-9-]*")
@@ -59,3 +61,22 @@ def _ask(command: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> frozense
 def lacking(wanted: Iterable[str], available: frozenset[str]) -> tuple[str, ...]:
     """Return which of the wanted options do not exist, in order."""
     return tuple(dict.fromkeys(option for option in wanted if option not in available))
+
+
+def unmapped(
+    kind: str, server: str, version: str, known: tuple[str, ...], wanted: Iterable[str], question: str = "--help"
+) -> Iterator[Refusal]:
+    """Ask a server of a version that no table describes; yield why it cannot be asked, or which options it lacks.
+
+    `server` is its name for people, `wanted` the options that a config needs.
+    """
+    try:
+        _, command = find_command(kind, version)
+        available = options_of(command, question)
+    except ConfigError as error:
+        reason = f"{server} {version} is unknown here (known: {', '.join(known)}), and cannot be asked: {error}"
+        yield Refusal("backend.version", reason)
+        return
+    if missing := lacking(wanted, available):
+        reason = f"{server} {version} is unknown here, and its --help lacks {', '.join(missing)}; use {one_of(known)}"
+        yield Refusal("backend.version", reason)

@@ -21,10 +21,11 @@ from engine.backends.base import (
     RequestStats,
     RoundCounts,
     counter,
+    present,
 )
 from engine.backends.commands import find_command
 from engine.backends.names import draft_path, hub_drafts, one_of, target_path, too_many_gpus
-from engine.backends.probe import lacking, options_of
+from engine.backends.probe import unmapped
 from engine.backends.sglang_tokens import answer_generate, ask_generate
 from engine.backends.sglang_versions import NEWEST, VERSIONS, Version
 from engine.backends.shallow import shallow_name
@@ -197,7 +198,8 @@ class SGLang:
         if isinstance(config.graphs, Captured) and machine.kind == "cpu":
             found.append(Refusal("graphs.kind", "captured graphs need a CUDA GPU and none is visible; use eager"))
         if not found and self.table is None:
-            found += self._unmapped(config)
+            wanted = (name for name, *_ in self.options(config, ""))
+            found += unmapped(self.kind, "SGLang", self.version, tuple(VERSIONS), wanted)
         return tuple(found)
 
     def _refused_draft(self, config: EngineConfig, machine: Machine) -> Iterator[Refusal]:
@@ -237,25 +239,6 @@ class SGLang:
         chunk = config.memory.prefill_chunk
         if page is not None and chunk is not None and chunk % page:
             yield Refusal("memory.prefill_chunk", f"SGLang needs a multiple of page_size {page}, not {chunk}")
-
-    def _unmapped(self, config: EngineConfig) -> Iterator[Refusal]:
-        """Ask a version that no table describes, and yield what it lacks."""
-        try:
-            _, command = find_command(self.kind, self.version)
-            available = options_of(command)
-        except ConfigError as error:
-            yield Refusal(
-                "backend.version",
-                f"SGLang {self.version} is unknown here (known: {', '.join(VERSIONS)}), and cannot be asked: {error}",
-            )
-            return
-        missing = lacking((name for name, *_ in self.options(config, "")), available)
-        if missing:
-            yield Refusal(
-                "backend.version",
-                f"SGLang {self.version} is unknown here, and its --help lacks {', '.join(missing)}; "
-                f"use {' or '.join(VERSIONS)}",
-            )
 
     def model_refusals(self, shape: ModelShape, draft: DraftShape | None) -> tuple[Refusal, ...]:
         """Return what of these models is not served: a quantised drafter, for drafters are pinned unquantised."""
@@ -391,7 +374,7 @@ def resolved_config(info: Mapping[str, Any]) -> dict[str, Any]:
             draft["layers"] = layers
     kv_dtype = info.get("kv_cache_dtype")
     found: dict[str, Any] = {
-        "model": _present(
+        "model": present(
             target=info.get("served_model_name"),
             revision=info.get("revision"),
             dtype=info.get("dtype"),
@@ -402,13 +385,13 @@ def resolved_config(info: Mapping[str, Any]) -> dict[str, Any]:
             load="dummy" if info.get("load_format") == "dummy" else "weights",
         ),
         "draft": draft,
-        "parallel": _present(
+        "parallel": present(
             tensor=info.get("tp_size"),
             data=info.get("dp_size"),
             expert=info.get("ep_size"),
             pipeline=info.get("pp_size"),
         ),
-        "memory": _present(
+        "memory": present(
             kv_fraction=info.get("mem_fraction_static"),
             kv_tokens=_kv_tokens(info),
             page_size=info.get("page_size"),
@@ -416,8 +399,8 @@ def resolved_config(info: Mapping[str, Any]) -> dict[str, Any]:
             prefill_chunk=info.get("chunked_prefill_size"),
             prefix_cache=not info["disable_radix_cache"] if "disable_radix_cache" in info else None,
         ),
-        "attention": _present(backend=info.get("attention_backend")),
-        "backend": _present(kind="sglang", version=info.get("version")),
+        "attention": present(backend=info.get("attention_backend")),
+        "backend": present(kind="sglang", version=info.get("version")),
     }
     if captured and isinstance(decode, Mapping):
         found["graphs"] = {"kind": "captured", "batch_sizes": decode.get("bs")}
@@ -432,7 +415,3 @@ def _kv_tokens(info: Mapping[str, Any]) -> int | None:
     if isinstance(runs, int) and isinstance(asked, int) and runs // page == asked // page:
         return asked
     return runs if isinstance(runs, int) else None
-
-
-def _present(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}

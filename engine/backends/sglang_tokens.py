@@ -6,11 +6,11 @@ id in `meta_info`, and are used where a chat template has to be applied.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from engine.backends.base import Answer, Ask, RequestStats, Score
+from engine.backends.tokens import finite
 from engine.errors import ConfigError
 
 GENERATE = "/generate"
@@ -83,17 +83,11 @@ def _ids(value: object) -> tuple[int, ...]:
 def _scores(chosen: Sequence[Any], top: Sequence[Any]) -> tuple[Score | None, ...]:
     """Read [[log-probability, id, text], …] and, a position, the same of the likeliest tokens."""
     return tuple(
-        None if pair[0] is None else Score(_finite(pair[0]), _top(others or ()))
+        None if pair[0] is None else Score(finite(pair[0]), _top(others or ()))
         for pair, others in zip(chosen, top, strict=True)
     )
 
 
 def _top(pairs: Iterable[Sequence[Any]]) -> tuple[tuple[int, float], ...]:
-    named = [(int(pair[1]), _finite(pair[0])) for pair in pairs]
+    named = [(int(pair[1]), finite(pair[0])) for pair in pairs]
     return tuple(sorted(named, key=lambda pair: -pair[1]))
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("a log-probability is not finite")
-    return float(value)

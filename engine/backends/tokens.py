@@ -68,21 +68,26 @@ def _scores(logprobs: Mapping[str, Any]) -> tuple[Score | None, ...]:
     """Read OpenAI's two shapes: of completions, and of chat completions."""
     if "content" in logprobs:
         return tuple(
-            Score(_finite(entry["logprob"]), _top((each["token"], each["logprob"]) for each in entry["top_logprobs"]))
+            Score(finite(entry["logprob"]), _top((each["token"], each["logprob"]) for each in entry["top_logprobs"]))
             for entry in logprobs["content"]
         )
     return tuple(
-        None if value is None else Score(_finite(value), _top(top.items()))
+        None if value is None else Score(finite(value), _top(top.items()))
         for value, top in zip(logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True)
     )
 
 
 def _top(pairs: Any) -> tuple[tuple[int, float], ...]:
-    named = [(int(str(name).removeprefix(PREFIX)), _finite(value)) for name, value in pairs]
+    named = [(int(str(name).removeprefix(PREFIX)), finite(value)) for name, value in pairs]
     return tuple(sorted(named, key=lambda pair: -pair[1]))
 
 
-def _finite(value: float) -> float:
+def finite(value: float) -> float:
+    """Return a log-probability.
+
+    Raises:
+        ValueError: it is not finite.
+    """
     if not math.isfinite(value):
         raise ValueError("a log-probability is not finite")
     return float(value)

@@ -21,10 +21,11 @@ from engine.backends.base import (
     RequestStats,
     RoundCounts,
     counter,
+    present,
 )
 from engine.backends.commands import find_command
 from engine.backends.names import draft_path, hub_drafts, one_of, target_path, too_many_gpus
-from engine.backends.probe import lacking, options_of
+from engine.backends.probe import unmapped
 from engine.backends.shallow import shallow_name
 from engine.backends.tokens import answer_by_ids, ask_by_ids
 from engine.config import Captured, DDTreeDraft, DFlashDraft, EngineConfig, LaunchEntry, NoDraft, PolicyDraft
@@ -172,27 +173,9 @@ class VLLM:
         if machine.kind == "cpu":
             found.append(Refusal("backend.kind", "vLLM is mapped for CUDA GPUs and none is visible; use native"))
         if not found and self.version not in VERSIONS:
-            found += self._unmapped(config)
+            wanted = (name for name, *_ in self.options(config, ""))
+            found += unmapped(self.kind, "vLLM", self.version, VERSIONS, wanted, "--help=all")
         return tuple(found)
-
-    def _unmapped(self, config: EngineConfig) -> Iterator[Refusal]:
-        """Ask a version that is not known, and yield what it lacks."""
-        known = one_of(VERSIONS)
-        try:
-            _, command = find_command(self.kind, self.version)
-            available = options_of(command, "--help=all")
-        except ConfigError as error:
-            yield Refusal(
-                "backend.version",
-                f"vLLM {self.version} is unknown here (known: {known}), and cannot be asked: {error}",
-            )
-            return
-        missing = lacking((name for name, *_ in self.options(config, "")), available)
-        if missing:
-            yield Refusal(
-                "backend.version",
-                f"vLLM {self.version} is unknown here, and its --help lacks {', '.join(missing)}; use {known}",
-            )
 
     def model_refusals(self, shape: ModelShape, draft: DraftShape | None) -> tuple[Refusal, ...]:
         """Return nothing: vLLM says itself which models it cannot run, before it loads them."""
@@ -321,18 +304,18 @@ def resolved_config(info: Mapping[str, Any]) -> dict[str, Any]:
     scheduler, speculative = _section(info, "scheduler_config"), _section(info, "speculative_config")
     graphs = _section(info, "compilation_config")
     found: dict[str, Any] = {
-        "model": _present(
+        "model": present(
             dtype=str(model["dtype"]).removeprefix("torch.") if "dtype" in model else None,
             quantization=model.get("quantization"),
             max_len=model.get("max_model_len"),
             trust_remote_code=model.get("trust_remote_code"),
         ),
-        "parallel": _present(
+        "parallel": present(
             tensor=parallel.get("tensor_parallel_size"),
             data=parallel.get("data_parallel_size"),
             pipeline=parallel.get("pipeline_parallel_size"),
         ),
-        "memory": _present(
+        "memory": present(
             kv_fraction=cache.get("gpu_memory_utilization"),
             page_size=cache.get("block_size"),
             max_running=scheduler.get("max_num_seqs"),
@@ -368,7 +351,3 @@ def _draft(speculative: Mapping[str, Any]) -> dict[str, Any]:
 def _section(info: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = info.get(name)
     return section if isinstance(section, Mapping) else {}
-
-
-def _present(**values: Any) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
