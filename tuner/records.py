@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -31,7 +30,7 @@ from engine.config import EngineConfig, Size, Strict, Word
 from tuner.durations import Duration
 from tuner.load.laws import Arrivals, Closed
 from tuner.load.sources import BundledPrompts, Prompts, RandomPrompts
-from tuner.reference import Parity, Peer, Reference
+from tuner.reference import Parity, Peer, Record, Reference
 
 SCHEMA = 1
 
@@ -283,14 +282,6 @@ class TrialSpec(Strict):
 
 
 # ----------------------------------------------------------------------------------------------- what results
-
-
-class Record(BaseModel):
-    """Base of what is read back from files: unknown keys are ignored, so later versions stay readable."""
-
-    model_config = ConfigDict(
-        extra="ignore", frozen=True, protected_namespaces=(), populate_by_name=True, serialize_by_alias=True
-    )
 
 
 class ClientError(Record):

@@ -28,7 +28,7 @@ Top = tuple[tuple[int, FiniteFloat], ...]
 """(token id, log-probability), best first."""
 
 
-class Kept(BaseModel):
+class Record(BaseModel):
     """Base of what is read back from files: unknown keys are ignored, so later versions stay readable."""
 
     model_config = ConfigDict(
@@ -36,7 +36,7 @@ class Kept(BaseModel):
     )
 
 
-class ReferenceText(Kept):
+class ReferenceText(Record):
     """One prompt and its greedy text, as token ids; `top` has one entry a token."""
 
     prompt: tuple[NonNegativeInt, ...] = Field(min_length=1)
@@ -44,7 +44,7 @@ class ReferenceText(Kept):
     top: tuple[Top, ...]
 
 
-class Reference(Kept):
+class Reference(Record):
     """`reference.json`."""
 
     schema_: Literal[1] = Field(1, alias="schema")
@@ -61,7 +61,7 @@ class Reference(Kept):
         return max(2 * self.self_regret, 2 * self.unit * coarser) + ROUNDING
 
 
-class OwnText(Kept):
+class OwnText(Record):
     """A text of the candidate that left the reference at a tie: what follows is for a relaunched reference to score."""
 
     text: NonNegativeInt = Field(description="Index of the reference's text.")
@@ -69,14 +69,14 @@ class OwnText(Kept):
     judged: NonNegativeInt = Field(description="How many of them, from the first, the reference has scored.")
 
 
-class Peer(Kept):
+class Peer(Record):
     """Another trial of the study, with the same drafter and a smaller draft."""
 
     trial: NonNegativeInt
     accept_length: FiniteFloat = Field(description="Over the gate's texts, which are the same for all.")
 
 
-class Parity(Kept):
+class Parity(Record):
     """What the gate saw of one trial. Regret and bound in nats."""
 
     verdict: Literal["reference", "passed", "failed", "off"] = Field(
