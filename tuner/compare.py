@@ -37,10 +37,9 @@ from tuner.load.level import Plan, Run, level_of
 from tuner.load.loop import run as run_loop
 from tuner.load.workload import Requests, make_requests, parse_workload
 from tuner.machine import look_at_gpus
-from tuner.output import write_json
-from tuner.ready import NotReady, await_ready
+from tuner.output import must_be_writable, write_json
 from tuner.records import LeaseRequest, Level, Limits, TrialSpec, Workload, config_dict, metric_of
-from tuner.trial import Server, leased, run_window, served
+from tuner.trial import Server, leased, made_ready, run_window, served
 
 SHOWN = ("tpot_ms_p50", "ttft_ms_p50", "e2e_ms_mean", "output_tok_s", "accept_length")
 LEAST_PAIRS = 3
@@ -124,6 +123,8 @@ def compare(asked: Asked, out: Console) -> None:
     workload = parse_workload(asked.workload)
     if asked.pairs < LEAST_PAIRS:
         raise UsageError(f"--pairs must be at least {LEAST_PAIRS}: fewer have no interval")
+    if asked.json_path is not None:
+        must_be_writable(asked.json_path)
     with tempfile.TemporaryDirectory(prefix="tuner-compare-") as folder:
         sides = tuple(
             _side(name, word, number, Path(folder), workload, asked)
@@ -217,20 +218,13 @@ async def _ready(side: Side, held: Lease) -> AsyncIterator[Server]:
     """Run a side's server until the block is left.
 
     Raises:
-        CompareFailed: it did not become ready.
+        CompareFailed: it did not become ready, or runs another config than asked for.
     """
     try:
         with served(side.spec, held, side.backend, Journal(side.spec, lambda _: None)) as server:
-            ready = await await_ready(
-                server.process,
-                server.endpoint,
-                side.backend.probes,
-                side.requests,
-                timeout=side.spec.limits.ready_s,
-                synthetic=side.config.synthetic,
-            )
-            if isinstance(ready, NotReady):
-                raise _failed(side, Remains(ready.stage, ready.reason, ready.seen, server.process.poll()), server)
+            _, remains = await made_ready(side.spec, server, held, side.backend, side.requests)
+            if remains is not None:
+                raise _failed(side, remains, server)
             yield server
     except EngineError as error:
         raise CompareFailed(f"{side.name}: {error}") from error

@@ -36,7 +36,7 @@ from tuner.machine import free_bytes, look_at_gpus
 from tuner.parity import parity_of
 from tuner.quarantine import prove_back
 from tuner.ready import NotReady, ServerDied, await_ready, unless_dead
-from tuner.records import Event, Failure, Level, TrialRecord, TrialSpec, config_dict
+from tuner.records import Event, Failure, Level, Stage, TrialRecord, TrialSpec, config_dict
 from tuner.reference import Parity
 from tuner.resolved import silent_changes
 from tuner.supervise import Exit, Stopped, Supervised, SuperviseError, supervise
@@ -102,25 +102,9 @@ async def _try(
     journal: Journal,
 ) -> Outcome:
     """Bring a started server to readiness and measure every level, until something fails."""
-    ready = await await_ready(
-        server.process,
-        server.endpoint,
-        backend.probes,
-        requests,
-        timeout=spec.limits.ready_s,
-        synthetic=spec.config.synthetic,
-        gpu_memory=(lambda: _gpu_memory(held)) if held.gpus else None,
-        tell=journal.waiting,
-    )
-    if isinstance(ready, NotReady):
-        exit_ = server.process.poll()
-        return Outcome(remains=Remains(ready.stage, ready.reason, ready.seen, exit_, advice=ready.advice))
-    resolved = backend.resolved(ready.info) if ready.info else None
-    if changed := silent_changes(config_dict(spec.config), resolved or {}):
-        return Outcome(
-            resolved=resolved,
-            remains=Remains("ready", f"the server runs another config: {'; '.join(changed)}", "config"),
-        )
+    resolved, remains = await made_ready(spec, server, held, backend, requests, journal.waiting)
+    if remains is not None:
+        return Outcome(resolved=resolved, remains=remains)
     parity, remains = await parity_of(spec, server.process, server.endpoint, backend, requests, resolved, journal)
     if remains is not None:  # what changes the text is not worth measuring
         return Outcome((), resolved, remains, parity)
@@ -138,6 +122,38 @@ async def _try(
             done(level)
         levels.append(level)
     return Outcome(tuple(levels), resolved, None, parity)
+
+
+async def made_ready(
+    spec: TrialSpec,
+    server: Server,
+    held: Lease,
+    backend: Backend,
+    requests: Requests,
+    tell: Callable[[str, Stage], None] = lambda *_: None,
+) -> tuple[dict[str, Any] | None, Remains | None]:
+    """Wait until a started server has answered, with the config that was asked for.
+
+    Returns:
+        The config that it says it runs, None where it says nothing; and what is left of it if it is not ready.
+    """
+    ready = await await_ready(
+        server.process,
+        server.endpoint,
+        backend.probes,
+        requests,
+        timeout=spec.limits.ready_s,
+        synthetic=spec.config.synthetic,
+        gpu_memory=(lambda: _gpu_memory(held)) if held.gpus else None,
+        tell=tell,
+    )
+    if isinstance(ready, NotReady):
+        exit_ = server.process.poll()
+        return None, Remains(ready.stage, ready.reason, ready.seen, exit_, advice=ready.advice)
+    resolved = backend.resolved(ready.info) if ready.info else None
+    if changed := silent_changes(config_dict(spec.config), resolved or {}):
+        return resolved, Remains("ready", f"the server runs another config: {'; '.join(changed)}", "config")
+    return resolved, None
 
 
 def _gpu_memory(held: Lease) -> int:

@@ -106,6 +106,12 @@ def test_a_server_that_dies_is_one_message(tmp_path: Path) -> None:
     assert family(str(tmp_path)) == []
 
 
+def test_a_server_that_runs_another_config_is_not_compared(tmp_path: Path) -> None:
+    with pytest.raises(CompareFailed, match=r"^A: config at ready: the server runs another config: draft\.kind"):
+        compare(asked(tmp_path, Plan(resolved={"draft": {"kind": "dflash"}}), Plan()), Console())
+    assert family(str(tmp_path)) == []
+
+
 def test_too_few_pairs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="--pairs"):
         compare(Asked("a", "b", {}, pairs=2), Console())
