@@ -1,4 +1,5 @@
-"""Model names as foreign servers take them: a local folder as an absolute path, anything else as a hub's name."""
+"""What foreign servers share: model names (a local folder as an absolute path, anything else as a hub's name), and
+refusals that are true of all of them."""
 
 from __future__ import annotations
 
@@ -8,6 +9,9 @@ from pathlib import Path
 from engine.backends.shallow import first_layers
 from engine.config import BUNDLED, EngineConfig, draft_folder, target_folder
 from engine.estimate import Machine, Refusal, draft_paths
+
+DTYPES = ("auto", "bfloat16", "float32")
+KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 
 def target_path(config: EngineConfig) -> str:
@@ -58,6 +62,15 @@ def too_many_gpus(config: EngineConfig, machine: Machine) -> Iterator[Refusal]:
         yield Refusal("parallel", f"needs {needed} GPUs, this machine has {machine.devices}; lower a degree")
     elif machine.kind == "cpu" and needed > 1:
         yield Refusal("parallel", f"needs {needed} GPUs and none is visible; set every degree to 1")
+
+
+def precision(config: EngineConfig, server: str) -> Iterator[Refusal]:
+    """Yield precisions that none of these servers has."""
+    model = config.model
+    if model.dtype not in DTYPES:
+        yield Refusal("model.dtype", f"{server} cannot compute in {model.dtype}; use {one_of(DTYPES)}")
+    if model.kv_dtype not in (*KV_DTYPES, model.dtype):
+        yield Refusal("model.kv_dtype", f"{server} has no KV cache in {model.kv_dtype}; use {one_of(KV_DTYPES)}")
 
 
 def one_of(values: tuple[object, ...]) -> str:

@@ -24,7 +24,7 @@ from engine.backends.base import (
     present,
 )
 from engine.backends.commands import find_command
-from engine.backends.names import draft_path, hub_drafts, one_of, target_path, too_many_gpus
+from engine.backends.names import draft_path, hub_drafts, one_of, precision, target_path, too_many_gpus
 from engine.backends.probe import unmapped
 from engine.backends.sglang_tokens import answer_generate, ask_generate
 from engine.backends.sglang_versions import NEWEST, VERSIONS, Version
@@ -63,8 +63,6 @@ METRICS = MetricNames(
 )
 FORCED_ACCEPT = "SGLANG_SIMULATE_ACC_LEN"
 VERIFY_CALLS, REQUESTS = "sglang:spec_verify_calls_total", "sglang:num_requests_total"
-_DTYPES = ("auto", "bfloat16", "float32")
-_KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ class SGLang:
             *self._refused_values(config),
             *_refused_parallel(config),
             *too_many_gpus(config, machine),
-            *_refused_precision(config),
+            *precision(config, "SGLang"),
         ]
         if isinstance(config.graphs, Captured) and machine.kind == "cpu":
             found.append(Refusal("graphs.kind", "captured graphs need a CUDA GPU and none is visible; use eager"))
@@ -343,14 +341,6 @@ def _refused_parallel(config: EngineConfig) -> Iterator[Refusal]:
         )
     if parallel.pipeline > 1 and any(draft_paths(config)):
         yield Refusal("parallel.pipeline", "SGLang runs DFLASH without pipeline stages only; set it to 1")
-
-
-def _refused_precision(config: EngineConfig) -> Iterator[Refusal]:
-    model = config.model
-    if model.dtype not in _DTYPES:
-        yield Refusal("model.dtype", f"SGLang cannot compute in {model.dtype}; use {one_of(_DTYPES)}")
-    if model.kv_dtype not in (*_KV_DTYPES, model.dtype):
-        yield Refusal("model.kv_dtype", f"SGLang has no KV cache in {model.kv_dtype}; use {one_of(_KV_DTYPES)}")
 
 
 # ------------------------------------------------------------------------------------------------- /server_info

@@ -24,7 +24,7 @@ from engine.backends.base import (
     present,
 )
 from engine.backends.commands import find_command
-from engine.backends.names import draft_path, hub_drafts, one_of, target_path, too_many_gpus
+from engine.backends.names import draft_path, hub_drafts, precision, target_path, too_many_gpus
 from engine.backends.probe import unmapped
 from engine.backends.shallow import shallow_name
 from engine.backends.tokens import answer_by_ids, ask_by_ids
@@ -47,8 +47,6 @@ DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_ac
 # on here. Without it the config that runs is unknown, and said to be.
 PROBES = Probes(health="/health", ready="/health", server_info="/server_info?config_format=json")
 LEAST_STEP = 2048  # rows of one step that every device has by default
-_DTYPES = ("auto", "bfloat16", "float32")
-_KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -272,11 +270,8 @@ def _refused_policy(config: EngineConfig) -> Iterator[Refusal]:
 
 
 def _refused_values(config: EngineConfig) -> Iterator[Refusal]:
-    model, memory, parallel = config.model, config.memory, config.parallel
-    if model.dtype not in _DTYPES:
-        yield Refusal("model.dtype", f"vLLM cannot compute in {model.dtype}; use {one_of(_DTYPES)}")
-    if model.kv_dtype not in (*_KV_DTYPES, model.dtype):
-        yield Refusal("model.kv_dtype", f"vLLM has no KV cache in {model.kv_dtype}; use {one_of(_KV_DTYPES)}")
+    memory, parallel = config.memory, config.parallel
+    yield from precision(config, "vLLM")
     if parallel.expert not in (1, parallel.tensor) or (parallel.expert > 1 and parallel.data > 1):
         yield Refusal("parallel.expert", "vLLM spreads experts over every rank or none; use 1, or tensor with data 1")
     if memory.kv_tokens is not None and memory.page_size is None:

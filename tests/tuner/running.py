@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fake_server.plan import FakeBackend, Plan
-from tests.waiting import alive as alive
-from tests.waiting import wait_until as wait_until
+from tests.waiting import alive
 from tuner.records import Event, Limits, TrialRecord, TrialSpec, Workload
 from tuner.trial import run_trial
 

@@ -23,7 +23,8 @@ from tests.tuner.rounds import (
     kill_round,
     playing,
 )
-from tests.tuner.running import FAKE_WORKER, alive, make_spec, wait_until
+from tests.tuner.running import FAKE_WORKER, make_spec
+from tests.waiting import alive, wait_until
 from tuner.executors.local import LocalExecutor
 from tuner.leases import held_locks
 from tuner.records import Event, TrialRecord

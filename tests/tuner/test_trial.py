@@ -10,7 +10,8 @@ import pytest
 import tuner.trial
 from tests.fake_server.faults import BAD, GOOD, ONLY_IN_PROOF, backend_for
 from tests.fake_server.plan import Plan
-from tests.tuner.running import family, make_spec, run_fake, wait_until
+from tests.tuner.running import family, make_spec, run_fake
+from tests.waiting import wait_until
 from tuner.load.sources import JsonlPrompts
 from tuner.records import LeaseRequest
 
