@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from rich.console import Console
 from engine.config import EngineConfig, LaunchFile
 from engine.errors import EngineError
 from tuner.errors import Exit, NothingFeasible, SpaceError, StudyError, TunerError, UsageError
-from tuner.output import write_json, writing
+from tuner.output import must_be_writable, write_json, writing
 
 if TYPE_CHECKING:  # commands import what they need: `tuner schema` shall not load an optimiser
     from tuner.feasible import Pruning, StaticChecks
@@ -179,7 +181,7 @@ def export(
         print(render(launch, folder.launch), end="")
         return
     with writing(out):
-        write_launch(launch, out)
+        write_launch(launch, Path(os.path.realpath(out)))  # a link is followed, not replaced
     print(f"Serve:   {serve_command(out, launch=launch)}")
 
 
@@ -266,7 +268,7 @@ def report(
     folder = session.existing(study)
     target = folder.report if out is None else out
     with writing(target):
-        write_report(folder, target)
+        write_report(folder, None if out is None else Path(os.path.realpath(out)))  # a link is followed, not replaced
     print(f"Report:  {target}")
 
 
@@ -341,6 +343,7 @@ def simulate(
     from tuner.sampling import DEFAULT
     from tuner.space import load_space
 
+    must_be_writable(out)
     asked = load_space(space)
     known = replay.read_table(table, asked)
     found = replay.simulate(asked, known, sampler or [DEFAULT.kind], seeds, trials)
@@ -425,10 +428,22 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _drop_output() -> None:
+    """Let nothing that is still buffered meet at the exit what refused it."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def main() -> None:
     """Run the command line; every known problem is one message and an exit status."""
+    if sys.stdout is None:  # it was closed, as `>&-` does
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # what cannot be written is said below, not by a traceback at the exit
     except TunerError as error:
         print(f"tuner: {error}" if not isinstance(error, SpaceError) else str(error), file=sys.stderr)
         raise SystemExit(int(error.exit)) from None
@@ -438,10 +453,20 @@ def main() -> None:
     except KeyboardInterrupt:
         raise SystemExit(int(Exit.INTERRUPTED)) from None
     except SystemExit as leaving:
+        if isinstance(leaving.__context__, BrokenPipeError):  # for which Typer's status is 1, too
+            _drop_output()
+            raise SystemExit(0) from None
         # Typer turns Ctrl-C and a declined question into status 1, which nothing else here uses.
         raise SystemExit(int(Exit.INTERRUPTED) if leaving.code == 1 else leaving.code) from None
     except BrokenPipeError:
+        _drop_output()
         raise SystemExit(0) from None  # the reader, such as `head`, has seen enough
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            raise
+        _drop_output()
+        print(f"tuner: {error.filename or 'the output'}: cannot be written: {error.strerror}", file=sys.stderr)
+        raise SystemExit(int(Exit.BAD_INPUT)) from None
 
 
 if __name__ == "__main__":

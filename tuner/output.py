@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,18 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def must_be_writable(path: Path) -> None:
+    """Refuse a file that could not be written, before minutes of measuring are lost to it.
+
+    Raises:
+        UsageError: a folder, in no folder, or not permitted.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: cannot be written: there is no folder {path.parent}")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{path}: cannot be written: a folder, or not permitted; name another file")
 
 
 def write_json(path: Path, document: Any) -> None:

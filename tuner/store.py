@@ -12,6 +12,7 @@ launch.yaml, report.html, logs/
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -267,8 +268,10 @@ def write_atomic(path: Path, text: str) -> None:
     """Replace a file whole: a reader sees the old one or the new one, also after a power cut.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: it cannot be written, or is no plain file: a device such as /dev/stdout must not be replaced.
     """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "is no plain file", str(path))
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:

@@ -233,4 +233,37 @@ def test_a_reader_that_leaves_early_is_no_error(study: Path) -> None:
         text=True,
         check=False,
     )
-    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="no /dev/full here")
+def test_output_that_cannot_be_written_is_one_line_and_exit_2(study: Path) -> None:
+    for words in (["schema"], ["front", "results/small"], ["show", "results/small", "0", "--json"]):
+        with Path("/dev/full").open("w") as full:
+            command = [sys.executable, "-m", "tuner", *words]
+            done = subprocess.run(
+                command, cwd=study, env=environment(), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+            )
+        assert (done.returncode, done.stderr) == (2, "tuner: the output: cannot be written: No space left on device\n")
+
+
+def test_output_that_is_closed_is_no_traceback(study: Path) -> None:
+    command = f"{sys.executable} -m tuner front results/small >&-"
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=study, env=environment(), stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_out_follows_links_and_replaces_no_device(study: Path, tmp_path: Path) -> None:
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file.yaml"
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    for command in ("export", "report"):
+        done = tuner(command, "results/small", "--out", str(pipe), cwd=study)
+        assert (done.returncode, done.stderr) == (2, f"tuner: {pipe}: cannot be written: is no plain file\n")
+        assert pipe.is_fifo()
+        assert tuner(command, "results/small", "--out", str(link), cwd=study).returncode == 0
+        assert link.is_symlink()
+        assert file.stat().st_size > 0

@@ -66,7 +66,11 @@ def parse_endpoint(url: str, headers: tuple[tuple[str, str], ...] = ()) -> Endpo
     Raises:
         ValueError: no http or https URL, or one with parts that an endpoint has not.
     """
-    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        parts = urlsplit(url if "://" in url else f"http://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise ValueError(f"{url!r}: {error}; write http://HOST:PORT") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{url!r} is no URL of a server; write http://HOST:PORT")
     if parts.query or parts.fragment or parts.username or parts.password:
@@ -75,7 +79,7 @@ def parse_endpoint(url: str, headers: tuple[tuple[str, str], ...] = ()) -> Endpo
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     if not prefix.isascii() or any(c.isspace() for c in prefix):
         raise ValueError(f"{url!r}: the path must be percent-encoded")
-    return Endpoint(parts.hostname, parts.port or (443 if tls else 80), tls, prefix, headers)
+    return Endpoint(parts.hostname, port or (443 if tls else 80), tls, prefix, headers)
 
 
 @dataclass(frozen=True)

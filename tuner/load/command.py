@@ -25,7 +25,7 @@ from tuner.load.gate import enough
 from tuner.load.level import Plan, Run, level_of, run_level
 from tuner.load.loop import run as run_loop
 from tuner.load.workload import make_requests, parse_workload
-from tuner.output import write_json
+from tuner.output import must_be_writable, write_json
 from tuner.records import STATISTICS, Level, Workload
 from tuner.slo import parse_slo
 
@@ -69,6 +69,8 @@ def load(asked: Asked, out: Console) -> None:
     """
     workload = parse_workload({**asked.workload, "concurrency": [asked.users]})
     endpoint, slo = _endpoint(asked), _slo(asked.slo)
+    if asked.json_path is not None:
+        must_be_writable(asked.json_path)
     requests = make_requests(workload, asked.model, asked.seed)
     target = Target(endpoint, requests, asked.stall, asked.total)
     for warning in workload.warnings:

@@ -61,6 +61,10 @@ def test_a_run_in_which_all_fail_is_a_failure(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["ftp://x"], "no URL of a server"),
+        (["http://[::1"], "write http://HOST:PORT"),
+        (["http://x:99999"], "write http://HOST:PORT"),
+        (["http://x", "--json", "/nowhere/out.json"], "there is no folder /nowhere"),
+        (["http://x", "--json", "/"], "a folder, or not permitted"),
         (["http://x", "--arrivals", "poisson"], "rate"),
         (["http://x", "--prompts", "/nowhere.jsonl"], "there is no file /nowhere.jsonl"),
         (["http://x", "--slo", "nonsense"], "no limit"),
