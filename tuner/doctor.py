@@ -163,7 +163,8 @@ def _runs(kind: str, version: str | None, machine: Machine) -> str:
     refused = backends.get(plain).refusals(plain, machine)
     if refused:
         return f"nothing here: {refused[0]}"
-    can, cannot = ["none"], []
+    can: list[str] = ["none"]
+    cannot: list[str] = []
     for word, sections in FEATURES.items():
         config = EngineConfig.model_validate({**base, **sections})
         (cannot if backends.get(config).refusals(config, machine) else can).append(word)
