@@ -410,12 +410,12 @@ def _run(opened: Session, out: Console) -> None:
 
     signal.signal(signal.SIGTERM, _interrupt)
     path = opened.folder.path
-    for line in heading(opened.space, opened.pruning, opened.checks, str(path)):
-        out.print(line, markup=False, soft_wrap=True)
     try:
+        for line in heading(opened.space, opened.pruning, opened.checks, str(path)):
+            out.print(line, markup=False, soft_wrap=True)
         with Watcher(out, opened.pruning.space) as watcher:
             outcome = session.search(opened, LocalExecutor(), watcher)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit, BrokenPipeError):  # the last two: the reader of the output has left
         print(f"\nInterrupted; nothing runs any more. Go on with:  tuner resume {path}", file=sys.stderr)
         raise typer.Exit(Exit.INTERRUPTED) from None
     out.print(ending(outcome, opened.space, opened.folder))

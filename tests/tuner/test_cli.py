@@ -248,6 +248,23 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_2(study: Path) -> No
         assert (done.returncode, done.stderr) == (2, "tuner: the output: cannot be written: No space left on device\n")
 
 
+def test_a_search_whose_reader_leaves_is_interrupted_not_done(tmp_path: Path) -> None:
+    command = f"{sys.executable} {TINY} search {write(tmp_path)} --trials 5 | head -1"
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == 130
+    assert "Go on with:  tuner resume results/small" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert tuner("resume", "results/small", cwd=tmp_path).returncode == 0
+
+
 def test_output_that_is_closed_is_no_traceback(study: Path) -> None:
     command = f"{sys.executable} -m tuner front results/small >&-"
     done = subprocess.run(
