@@ -73,7 +73,7 @@ def _single(path: Path) -> EngineConfig:
         ranges = ", ".join(f"{entry.first}–{entry.last or '∞'}" for entry in launch.entries)
         raise ConfigError(
             f"{path}: {len(launch.entries)} entries (running requests {ranges}) need several servers; "
-            "serve one entry's config by itself, or use `tuner deploy`"
+            "serve one entry's config by itself"
         )
     return launch.entries[0].config
 
@@ -82,7 +82,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     config = _single(arguments.config)
     if config.backend.kind != "native":
         raise ConfigError(
-            f"{arguments.config}: backend {config.backend.kind} is not this server; `tuner show` prints its own command"
+            f"{arguments.config}: backend {config.backend.kind} is not this server; "
+            "`tuner export` prints the command of its own"
         )
     from engine.server import serve
 

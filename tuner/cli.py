@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -439,6 +440,9 @@ def main() -> None:
     """Run the command line; every known problem is one message and an exit status."""
     if sys.stdout is None:  # it was closed, as `>&-` does
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the whole process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without × gets a question mark, not a traceback
     try:
         try:
             app()

@@ -81,15 +81,14 @@ def _sample(space: Space, checks: StaticChecks) -> Iterator[EngineConfig]:
 
 def view(space: Space, pruning: Pruning, checks: StaticChecks) -> RenderableType:
     """Return what `--dry-run` prints."""
-    estimate = cost(space, pruning, checks)
     parts: list[RenderableType] = [Text(line) for line in _points(space, pruning, checks)]
     parts += [Text(f"Machine: {_machine(checks)}"), Text()]
     found = space.baseline(checks)
     if isinstance(found, Infeasible):
         parts.append(Text(f"The baseline cannot run here: {'; '.join(found.reasons)}"))
-    else:
-        parts += [_memory(space, found[0], checks), Text()]
-    parts += [Text(line) for line in _cost(space, estimate)]
+        return Group(*parts)  # and so nothing would be launched
+    parts += [_memory(space, found[0], checks), Text()]
+    parts += [Text(line) for line in _cost(space, cost(space, pruning, checks))]
     return Group(*parts)
 
 

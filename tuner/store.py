@@ -136,7 +136,8 @@ class StudyFolder:
                 detail = error.errors(include_url=False)[0]
                 where = ".".join(str(part) for part in detail["loc"])
                 message = f"{self.trials}:{number}: not a trial record: {where + ': ' if where else ''}{detail['msg']}"
-                raise StudyError(f"{message}; repair or remove that line") from error
+                remedy = "read it with the version that wrote it" if where == "schema" else "repair or remove that line"
+                raise StudyError(f"{message}; {remedy}") from error
         return records
 
     def read_reference(self) -> Reference | None:

@@ -18,6 +18,7 @@ from tests.waiting import alive, wait_until
 from tuner.space import load_space
 
 TINY = str(Path(__file__).parent / "tiny_tuner.py")
+KIMI = Path(__file__).parents[2] / "search_spaces" / "kimi_k2.6_8gpu.yaml"
 LIMIT = 120
 
 
@@ -132,6 +133,22 @@ def test_dry_run_launches_nothing_and_makes_no_folder(tmp_path: Path) -> None:
     ):
         assert words in shown.stdout, words
     assert not (tmp_path / "results").exists()
+
+
+def test_a_dry_run_of_what_cannot_run_names_no_launches(tmp_path: Path) -> None:
+    shown = tuner("search", str(KIMI), "--dry-run", "--machine", "H200", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "The baseline cannot run here: parallel: needs 8 GPUs, this machine has 1" in shown.stdout
+    assert "Launches" not in shown.stdout
+
+
+def test_a_terminal_of_few_characters_gets_question_marks(study: Path) -> None:
+    command = [sys.executable, "-m", "tuner", "front", "results/small"]
+    done = subprocess.run(
+        command, cwd=study, env=environment() | {"PYTHONIOENCODING": "ascii"}, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"? base" in done.stdout
 
 
 def test_a_long_study_asks_first(tmp_path: Path) -> None:

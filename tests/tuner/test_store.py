@@ -75,6 +75,12 @@ def test_a_broken_line_in_the_middle_is_reported_not_skipped(folder: StudyFolder
         folder.read_trials()
 
 
+def test_a_record_of_a_later_schema_is_not_to_be_removed(folder: StudyFolder) -> None:
+    folder.trials.write_text(RECORDS[0].model_dump_json(by_alias=True).replace('"schema":1', '"schema":2') + "\n")
+    with pytest.raises(StudyError, match=r"trials\.jsonl:1: .*schema.*read it with the version that wrote it"):
+        folder.read_trials()
+
+
 def test_unknown_fields_of_a_later_version_are_read_over(folder: StudyFolder) -> None:
     line = RECORDS[0].model_dump_json()[:-1] + ', "later": {"a": 1}}'
     folder.trials.write_text(line + "\n")
