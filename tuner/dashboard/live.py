@@ -106,11 +106,14 @@ class LiveStudy:
             _drain(queue)
 
     async def _follow(self) -> None:
-        while True:
-            with contextlib.suppress(Unreadable):  # shown when it is asked for; it may become readable again
-                async with self._busy:
-                    await self._refresh()
-            await asyncio.sleep(POLL_SECONDS)
+        try:
+            while True:
+                with contextlib.suppress(Unreadable):  # shown when it is asked for; it may become readable again
+                    async with self._busy:
+                        await self._refresh()
+                await asyncio.sleep(POLL_SECONDS)
+        finally:
+            self.close()  # nobody waits on heartbeats for what will not come
 
     async def _refresh(self) -> None:
         """Take in what the files brought, and tell everyone."""

@@ -76,10 +76,10 @@ class StudyReader:
     def _event(self, line: bytes) -> Event | None:
         try:
             event = Event.model_validate_json(line)
+            follow(self.timelines, event)
         except ValidationError:
             self.unreadable += 1
             return None
-        follow(self.timelines, event)
         return event
 
     @property

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from tuner.records import Event, Stage, TrialRecord
+from tuner.records import Event, Level, Stage, TrialRecord
 
 MOST_LINES = 200
 LONGEST_TEXT = 500
@@ -32,10 +31,14 @@ class Timeline:
     end: float | None = None
     segments: list[Segment] = field(default_factory=list)
     lines: list[tuple[float, str, str]] = field(default_factory=list)  # (time, stage, text)
-    levels: list[dict[str, Any]] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
-        """Take in the next event of this trial."""
+        """Take in the next event of this trial.
+
+        Raises:
+            ValidationError: its data is no level.
+        """
         self.last = max(self.last, event.time)
         match event.kind:
             case "begin":
@@ -43,7 +46,7 @@ class Timeline:
             case "end":
                 self._close(event)
                 if event.level is not None and event.data is not None:
-                    self.levels.append(event.data)
+                    self.levels.append(Level.model_validate(event.data))
             case "record":
                 self.end = event.time
                 self._close_all(event.time)
@@ -69,7 +72,11 @@ class Timeline:
 
 
 def follow(timelines: dict[int, Timeline], event: Event) -> None:
-    """Add an event to its trial's timeline. A trial that begins again, after a death, has a new one."""
+    """Add an event to its trial's timeline. A trial that begins again, after a death, has a new one.
+
+    Raises:
+        ValidationError: its data is no level.
+    """
     known = timelines.get(event.trial)
     again = known is not None and event.kind == "begin" and event.stage == "lease"
     if known is None or again:

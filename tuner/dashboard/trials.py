@@ -87,7 +87,7 @@ def open_trial(timeline: Timeline, asked: Mapping[str, Any] | None, paths: Seque
         "stage": now.stage if now is not None else None,
         "level": now.level if now is not None else None,
         "text": short(said),
-        "levels": [_level_row(Level.model_validate(data)) for data in timeline.levels],
+        "levels": [_level_row(level) for level in timeline.levels],
         **course_json(timeline),
     }
 

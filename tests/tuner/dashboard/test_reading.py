@@ -90,6 +90,19 @@ def test_garbage_in_the_files_is_counted_and_left_out(tmp_path: Path) -> None:
     assert reader.unreadable == 8
 
 
+def test_a_running_trials_level_that_is_none_is_counted_and_left_out(tmp_path: Path) -> None:
+    folder = make_study(tmp_path / "study", 6)
+    event = {"schema": 1, "kind": "end", "trial": 99, "stage": "load", "level": 8, "time": 1.0}
+    with folder.events.open("ab") as file:
+        file.write(json.dumps(event | {"kind": "begin"}).encode() + b"\n")
+        file.write(json.dumps(event | {"data": {"concurrency": "many"}}).encode() + b"\n")
+    reader = StudyReader(folder)
+    reader.refresh()
+    assert reader.unreadable == 1
+    assert not reader.timelines[99].levels
+    Payload(reader, "study").whole()
+
+
 def test_what_is_new_is_all_that_is_sent_and_equals_the_whole(tmp_path: Path) -> None:
     folder = make_study(tmp_path / "study", 20, finish=False)
     reader = StudyReader(folder)
