@@ -131,3 +131,5 @@ def test_a_foreign_server_is_served_by_its_own_command(tmp_path: Path, machine_f
     elsewhere = LaunchFile(entries=servers(EngineConfig.model_validate(raw)))
     assert "sglang cannot be started from here" in serve_command(path, launch=elsewhere)
     assert "-m engine serve" in serve_command(tmp_path / "absent.yaml")
+    path.write_text("schema: 1\nentries: 3\n")
+    assert serve_command(path).startswith("# cannot be served: ")

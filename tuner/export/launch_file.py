@@ -95,7 +95,10 @@ def serve_command(path: Path, port: int = PORT, launch: LaunchFile | None = None
             with the options of the first entry; what the machine's file adds to its environment may be secret and
             is left out.
     """
-    config = _first_config(path, launch)
+    try:
+        config = _first_config(path, launch)
+    except EngineError as error:
+        return f"# cannot be served: {error}"
     if config is None or config.backend.kind == "native":
         return shlex.join([shorten(Path(sys.executable)), "-m", "engine", "serve", shorten(path), "--port", str(port)])
     try:
@@ -109,14 +112,15 @@ def serve_command(path: Path, port: int = PORT, launch: LaunchFile | None = None
 
 
 def _first_config(path: Path, launch: LaunchFile | None) -> EngineConfig | None:
-    """Return the first entry's configuration; None where there is no file that can be read."""
+    """Return the first entry's configuration; None where there is no file.
+
+    Raises:
+        EngineError: it cannot be read, or not in this version.
+    """
     if launch is None:
         if not path.is_file():
             return None
-        try:
-            launch = load_launch(path)
-        except EngineError:
-            return None
+        launch = load_launch(path)
     return launch.entries[0].config
 
 
