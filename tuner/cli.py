@@ -99,7 +99,7 @@ def front(
 ) -> None:
     """Print the front of a study, also while it runs."""
     from tuner import session
-    from tuner.tables import front_table, recommendation_lines
+    from tuner.tables import FrontTable, recommendation_lines
 
     space, outcome = session.load_outcome(session.existing(study))
     if as_json:
@@ -108,7 +108,7 @@ def front(
     out = console()
     if not outcome.front:
         raise NothingFeasible(f"{study}: {outcome.why or 'nothing was measured yet'}")
-    out.print(front_table(outcome, space))
+    out.print(FrontTable(outcome, space))
     if outcome.recommendation is not None:
         out.print()
         for line in recommendation_lines(outcome.recommendation, outcome, space):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +21,7 @@ from tuner.store import StudyFolder
 from tuner.study import Outcome
 
 EXTRA = ("ttft_ms_p90", "accept_length")
+WIDE = 110  # columns
 SHOWN = 6  # tied trials that are named
 
 
@@ -43,9 +45,21 @@ def speed(point: Point, points: Iterable[Point], objectives: Sequence[Objective]
     return speedup(point, baseline_at(points, point.concurrency), objective)
 
 
-def front_table(outcome: Outcome, space: Space) -> Table:
-    """Return the front as a table, one row per point."""
-    names = columns(space)
+@dataclass(frozen=True)
+class FrontTable:
+    """The front, as wide as what it is printed on; where that is narrow, the objectives alone."""
+
+    outcome: Outcome
+    space: Space
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the table."""
+        yield front_table(self.outcome, self.space, explained=options.max_width >= WIDE)
+
+
+def front_table(outcome: Outcome, space: Space, *, explained: bool = True) -> Table:
+    """Return the front as a table, one row per point; `explained`: with what explains the objectives."""
+    names = columns(space) if explained else list(dict.fromkeys(o.metric for o in space.file.objectives))
     measured = {objective.metric for objective in space.file.objectives}
     table = Table(
         title="Front", title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="bold"
@@ -54,7 +68,7 @@ def front_table(outcome: Outcome, space: Space) -> Table:
     table.add_column("c", justify="right", no_wrap=True)
     table.add_column("configuration", overflow="fold")
     for name in names:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right", no_wrap=True)  # half a number is another number
     table.add_column("× base", justify="right", no_wrap=True)
     table.add_column("", overflow="fold")
     paths = paths_of(outcome, space)
@@ -121,7 +135,7 @@ def ending(outcome: Outcome, space: Space, folder: StudyFolder) -> RenderableTyp
     """Return what a search prints last: front, recommendation, where the report is, how to serve the winner."""
     parts: list[RenderableType] = []
     if outcome.front:
-        parts += [front_table(outcome, space), Text()]
+        parts += [FrontTable(outcome, space), Text()]
     if outcome.recommendation is None:
         parts.append(Text(f"Nothing to recommend: {outcome.why}."))
     else:

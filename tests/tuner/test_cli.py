@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -11,11 +12,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from engine.config import load_launch
 from tests.tuner.spaces import PAIR, SMOKE, write
 from tests.waiting import alive, wait_until
+from tuner.labels import with_interval
+from tuner.session import load_outcome
 from tuner.space import load_space
+from tuner.store import StudyFolder
+from tuner.tables import FrontTable
 
 TINY = str(Path(__file__).parent / "tiny_tuner.py")
 KIMI = Path(__file__).parents[2] / "search_spaces" / "kimi_k2.6_8gpu.yaml"
@@ -140,6 +146,17 @@ def test_a_dry_run_of_what_cannot_run_names_no_launches(tmp_path: Path) -> None:
     assert shown.returncode == 0
     assert "The baseline cannot run here: parallel: needs 8 GPUs, this machine has 1" in shown.stdout
     assert "Launches" not in shown.stdout
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_narrow_terminal_breaks_no_number(study: Path, width: int) -> None:
+    space, outcome = load_outcome(StudyFolder(study / "results/small"))
+    narrow = Console(width=width, record=True, file=io.StringIO())
+    narrow.print(FrontTable(outcome, space))
+    shown = narrow.export_text()
+    for point in outcome.front:
+        for name in ("tpot_ms_p50", "output_tok_s"):
+            assert with_interval(point.metrics[name], point.intervals[name]) in shown
 
 
 def test_a_terminal_of_few_characters_gets_question_marks(study: Path) -> None:
