@@ -77,13 +77,16 @@ def prove_back(gpus: Sequence[Gpu], folder: Path, seconds: float = BACK_SECONDS)
 
 
 def shut_gpus(folder: Path) -> tuple[Shut, ...]:
-    """Return the GPUs in quarantine; a note that cannot be read shuts nothing and is removed."""
+    """Return the GPUs in quarantine; one whose note cannot be read is shut until next to nothing is in use there."""
     found = []
     for path in sorted(folder.glob(f"gpu-*{SUFFIX}")):
         try:
             found.append(Shut(**json.loads(path.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, TypeError):
-            path.unlink(missing_ok=True)
+        except FileNotFoundError:
+            continue  # opened meanwhile
+        except (OSError, ValueError, TypeError) as error:
+            uuid = path.name.removeprefix("gpu-").removesuffix(SUFFIX)
+            found.append(Shut(uuid, -1, 0, f"its note cannot be read ({error})", path.lstat().st_mtime))
     return tuple(found)
 
 

@@ -79,10 +79,15 @@ def test_a_gpu_that_vanished_is_shut(smi: FakeSmi) -> None:
     assert not_back(look.gpus, gone) == {"GPU-0": "GPU 0: the driver does not show it any more"}
 
 
-def test_an_unreadable_note_shuts_nothing(smi: FakeSmi) -> None:
-    smi.set([(0, 4)], [])
+def test_an_unreadable_note_shuts_the_gpu_until_it_is_empty(smi: FakeSmi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.leases.IDLE_MIB", 10_000)  # the quarantine alone decides
     path = runtime_folder() / "gpu-GPU-0.quarantine"
     path.write_text("{", encoding="utf-8")
+    smi.set([(0, 4000)], [])
+    with pytest.raises(NotLeased):
+        asyncio.run(leased())
+    assert path.exists()
+    smi.set([(0, 4)], [])
     assert asyncio.run(leased())[0].index == 0
     assert not path.exists()
 
