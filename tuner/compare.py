@@ -39,7 +39,7 @@ from tuner.load.workload import Requests, make_requests, parse_workload
 from tuner.machine import look_at_gpus
 from tuner.output import must_be_writable, write_json
 from tuner.records import LeaseRequest, Level, Limits, TrialSpec, Workload, config_dict, metric_of
-from tuner.trial import Server, leased, made_ready, run_window, served
+from tuner.trial import Server, leased, made_ready, not_gone, run_window, served
 
 SHOWN = ("tpot_ms_p50", "ttft_ms_p50", "e2e_ms_mean", "output_tok_s", "accept_length")
 LEAST_PAIRS = 3
@@ -218,7 +218,7 @@ async def _ready(side: Side, held: Lease) -> AsyncIterator[Server]:
     """Run a side's server until the block is left.
 
     Raises:
-        CompareFailed: it did not become ready, or runs another config than asked for.
+        CompareFailed: it did not become ready, runs another config than asked for, or could not be ended.
     """
     try:
         with served(side.spec, held, side.backend, Journal(side.spec, lambda _: None)) as server:
@@ -226,6 +226,8 @@ async def _ready(side: Side, held: Lease) -> AsyncIterator[Server]:
             if remains is not None:
                 raise _failed(side, remains, server)
             yield server
+        if (left := not_gone(server.stopped, server.held_back)) is not None:
+            raise CompareFailed(f"{side.name}: {left.kind} at {left.stage}: {left.evidence[0]}; {left.advice}")
     except EngineError as error:
         raise CompareFailed(f"{side.name}: {error}") from error
 
