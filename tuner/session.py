@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.backends import find_command
 from engine.errors import EngineError
 from engine.estimate import Machine, detect_machine, gpu
 from tuner.errors import StudyError, UsageError
@@ -77,12 +78,18 @@ def begin(space: Space, results: Path, argv: list[str], *, trials: int | None, f
     `fresh`: an earlier study of this name is kept aside instead of refused.
 
     Raises:
-        UsageError: not even the baseline can run on this machine.
+        UsageError: not even the baseline can run on this machine, or no command is known that starts its server.
         StudyError: a study of this name exists, or the folder cannot be written.
     """
     checks, pruning = plan(space)
     if isinstance(found := pruning.space.baseline(checks), Infeasible):
         raise UsageError(f"{space.source}: the baseline cannot run here: {'; '.join(found.reasons)}")
+    backend = found[0].backend
+    if backend.kind != "native":
+        try:
+            find_command(backend.kind, backend.version)
+        except EngineError as error:
+            raise UsageError(f"{space.source}: {error}") from error
     folder = StudyFolder(results / space.file.study.name)
     if fresh and folder.is_complete():
         with folder.lock():  # nobody is running it

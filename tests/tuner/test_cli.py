@@ -318,3 +318,13 @@ def test_out_follows_links_and_replaces_no_device(study: Path, tmp_path: Path) -
         assert tuner(command, "results/small", "--out", str(link), cwd=study).returncode == 0
         assert link.is_symlink()
         assert file.stat().st_size > 0
+
+
+def test_a_server_that_no_command_starts_is_told_before_anything_is_launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNER_BACKENDS", str(tmp_path / "backends.yaml"))
+    refused = tuner("search", str(KIMI.with_name("bundled_sglang_cpu.yaml")), "--yes", cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "backend sglang needs a command" in refused.stderr
+    assert not (tmp_path / "results").exists()
