@@ -199,7 +199,7 @@ class _Wait:
                 done, _ = await asyncio.wait({doing}, timeout=min(LOOK_SECONDS, left) if left > 0 else LOOK_SECONDS / 4)
                 if done:
                     return doing.result()
-                self._check(time.monotonic(), f"{_sentence(step)} brought no answer")
+                self._check(time.monotonic(), f'the check "{_sentence(step)}" brought no answer')
         finally:
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
