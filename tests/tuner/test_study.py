@@ -11,6 +11,7 @@ import pytest
 
 from engine.config import load_launch
 from tests.tuner.spaces import SMOKE, write
+from tests.tuner.test_report import data_of
 from tuner import session
 from tuner.errors import NothingFeasible, StudyError, UsageError
 from tuner.executors.local import LocalExecutor
@@ -165,7 +166,9 @@ def test_failures_are_recorded_taught_and_left_off_the_front(tmp_path: Path) -> 
     assert failures == {1: "oom_start", 2: "crashed", 3: "crashed", 4: "graph_capture"}
     assert not {point.trial for point in outcome.points} & set(failures)
     assert len({canonical(r.config) for r in outcome.records if r.role != "confirm"}) == 6
-    assert "&lt;b&gt;boom&lt;/b&gt; &amp; more" in opened.folder.report.read_text()
+    report = opened.folder.report.read_text()
+    assert "<b>boom" not in report
+    assert "<b>boom</b> & more" in json.dumps(data_of(report))
 
 
 def test_a_baseline_that_nothing_can_run_without_ends_the_study(tmp_path: Path) -> None:
