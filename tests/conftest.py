@@ -1,4 +1,4 @@
-"""Tests of full counts carry the mark `proof`: `make proof-<name>` runs them by `-m proof`; without -m they are left."""
+"""Tests marked `proof` are full counts: `make proof-<name>` asks for them by `-m proof`, `make test` leaves them."""
 
 from __future__ import annotations
 
