@@ -54,6 +54,7 @@ TESTS = (
     "tests/engine/test_tree.py",
     "tests/engine/test_kv_cache.py",
     "tests/engine/test_drafting.py",
+    "tests/engine/test_scoring.py",
     "tests/engine/test_model.py",
     "tests/engine/test_speculate.py",
     "tests/engine/test_policy.py",
