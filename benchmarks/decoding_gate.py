@@ -33,6 +33,7 @@ from tests.faults.fault import VARIABLE, Fault, Need, Setting
 from tuner.load.client import Endpoint
 from tuner.load.workload import make_requests
 from tuner.parity import Server, Unanswered, judge, take_reference
+from tuner.provenance import git_state
 from tuner.records import Workload
 from tuner.reference import Parity, Reference
 from tuner.store import write_atomic
@@ -218,7 +219,7 @@ def advance(part: str | None, seconds: float, path: Path = STATE) -> State:
             continue
         if time.monotonic() > end:
             break
-        found = do()
+        found = do() | {"commit": (git_state(ROOT) or {}).get("commit")}
         print(f"{kind} {name}: {summary(kind, found)}", flush=True)
         state[kind][name] = found
         current = known(path)
@@ -266,6 +267,8 @@ def gate_step() -> dict[str, Any]:
         "ties": sum(run["ties"] for run in runs),
         "positions": sum(run["positions"] for run in runs),
         "bound": max(run["bound"] for run in runs),
+        "mean_gate_seconds": round(sum(run["seconds"] for run in runs) / len(runs), 2),
+        "commits": sorted({str(found.get("commit", "not kept")) for part in state.values() for found in part.values()}),
     }
 
 
