@@ -42,6 +42,7 @@ STATE = ROOT / ".build" / "decoding_gate.json"
 NAME = "bundled"
 DTYPE = "bfloat16"
 PROMPT_SETS = 8
+HEALTHY = "no fault"  # what the exactness tests say of an engine without one
 CHAIN = {"kind": "dflash", "block_size": 8}
 TREE = {"kind": "ddtree", "block_size": 8, "nodes": 15}
 DRAFTS: dict[Setting, dict[str, Any]] = {
@@ -127,13 +128,12 @@ def fault_by_gate(fault: Fault) -> dict[str, Any]:
     return {"caught": any(each["kind"] for each in found.values()), "by_draft": found}
 
 
-def fault_by_tests(fault: Fault) -> dict[str, Any]:
-    """Run the exactness tests inside a faulty engine; return the first that fails."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "benchmarks.faulty", "-p", "no:cacheprovider", *TESTS]
+def fault_by_tests(fault: Fault | None) -> dict[str, Any]:
+    """Run the exactness tests inside a faulty engine, or a healthy one; return the first that fails."""
+    plugin, named = ([], {}) if fault is None else (["-p", "benchmarks.faulty"], {VARIABLE: fault.name})
+    command = [sys.executable, "-m", "pytest", "-x", "-q", *plugin, "-p", "no:cacheprovider", *TESTS]
     began = time.monotonic()
-    done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {VARIABLE: fault.name}, capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | named, capture_output=True, text=True, check=False)
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     assert done.returncode in (0, 1), done.stdout[-2000:] + done.stderr[-2000:]
     by = failed[0].split(" - ")[0].removeprefix("FAILED ") if failed else None
@@ -202,6 +202,8 @@ def work(state: State) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]
     for fault in FAULTS.values():
         if fault.name not in state["tests"] and not state["faults"].get(fault.name, {"caught": True})["caught"]:
             yield "tests", fault.name, functools.partial(fault_by_tests, fault)
+    if HEALTHY not in state["tests"]:
+        yield "tests", HEALTHY, functools.partial(fault_by_tests, None)
     for number, config in enumerate(healthy_configs()):
         if str(number) not in state["healthy"]:
             yield "healthy", str(number), functools.partial(healthy_run, config)
@@ -248,10 +250,12 @@ def gate_step() -> dict[str, Any]:
     """Gate and exactness tests against every fault, and the gate against healthy bfloat16 servers: a proof's step."""
     state = advance(None, 4 * 3600)
     by_gate = [name for name, found in state["faults"].items() if found["caught"]]
+    control = state["tests"].pop(HEALTHY)
     by_tests = {name: found["by"] for name, found in state["tests"].items() if found["caught"]}
     missed = sorted(set(FAULTS) - {*by_gate, *by_tests})
     runs = [run for found in state["healthy"].values() for run in found["runs"]]
     alarms = [run["why"] for run in runs if run["kind"] is not None]
+    assert not control["caught"], f"without a fault {control['by']} fails"
     assert len(FAULTS) >= 30, f"{len(FAULTS)} faults"
     assert not missed, f"neither gate nor tests catch {', '.join(missed)}"
     assert len(runs) >= 200, f"{len(runs)} healthy runs"
