@@ -8,6 +8,7 @@ whether a point was launched before.
 from __future__ import annotations
 
 import warnings
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Optuna:
+class _Optuna(ABC):
     startup: int = 10
     kind: ClassVar[str]
     repeats: ClassVar[Repeats] = "never"
@@ -43,9 +44,9 @@ class _Optuna:
             trial = view.study.ask()
             return Proposal(suggest(trial, space), trial)
 
+    @abstractmethod
     def build(self, view: View) -> optuna.samplers.BaseSampler:
         """Return the sampler for one question."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
