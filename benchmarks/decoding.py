@@ -28,10 +28,11 @@ class Case:
 
     @property
     def valid(self) -> bool:
-        """Whether a config can say it."""
-        if self.nodes == 0:
-            return self.width is None
-        return self.width != 1 or self.nodes == "auto" or int(self.nodes) >= self.block - 1
+        """Whether a config can say it: no more nodes than paths, and a tree of width 1 holds the whole block."""
+        if self.width is None or self.nodes in (0, "auto"):
+            return self.width is None or self.nodes != 0
+        paths = sum(self.width**level for level in range(1, self.block))
+        return (self.block - 1 if self.width == 1 else 1) <= int(self.nodes) <= paths
 
     def draft(self, model: str | None = None) -> dict[str, Any]:
         """Return the draft config."""

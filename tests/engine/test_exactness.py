@@ -48,7 +48,7 @@ def test_every_combination_equals_plain_decoding_alone_and_in_a_batch(block: int
     alone = itertools.cycle(range(8))
     cases = [Case(block, *rest, batch=8) for rest in itertools.product(LAYERS, NODES, WIDTHS)]
     valid = [case for case in cases if case.valid]
-    assert len(valid) >= 2 * 8
+    assert len(valid) >= 2 * 7
     most = 0.0
     for case in valid:
         loop = use(case)
