@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.request import Sampling
 
 #: Independent streams of random numbers at one position.
-TARGET, DRAFT, ACCEPT = 0, 1, 2
+TARGET, DRAFT, ACCEPT, FORCED = 0, 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Batch:
             temperature=torch.tensor([each.temperature for each in requests], dtype=torch.float64, device=device),
             top_k=torch.tensor([each.top_k for each in requests], device=device),
             top_p=torch.tensor([each.top_p for each in requests], dtype=torch.float64, device=device),
-            seed=torch.tensor([_signed(each.seed) for each in requests], device=device),
+            seed=torch.tensor([signed(each.seed) for each in requests], device=device),
             all_greedy=all(each.greedy for each in requests),
             any_greedy=any(each.greedy for each in requests),
             any_limited=any(each.limited and not each.greedy for each in requests),
@@ -69,7 +69,7 @@ def distribution(logits: Tensor, batch: Batch) -> Tensor:
     sort's order, so exactly k tokens stay; the likeliest token always does.
     """
     greedy = batch.temperature == 0
-    warmth = torch.where(greedy, 1.0, batch.temperature)[:, None, None]
+    warmth = batch.temperature.masked_fill(greedy, 1.0)[:, None, None]
     # The best score becomes 0, which no temperature can make infinite.
     scores = logits.double()
     scores = (scores - scores.amax(dim=-1, keepdim=True)) / warmth
@@ -85,7 +85,7 @@ def distribution(logits: Tensor, batch: Batch) -> Tensor:
 def _cut(probabilities: Tensor, batch: Batch) -> Tensor:
     """Zero what top-k, then top-p leave out, and renormalise."""
     vocab = probabilities.shape[-1]
-    top_k = torch.where((batch.top_k <= 0) | (batch.top_k > vocab), vocab, batch.top_k)[:, None, None]
+    top_k = batch.top_k.masked_fill((batch.top_k <= 0) | (batch.top_k > vocab), vocab)[:, None, None]
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(vocab, device=probabilities.device)
     kept = ordered * (rank < top_k)
@@ -137,6 +137,6 @@ def _shift(value: Tensor, bits: int) -> Tensor:
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(seed: int) -> int:
+def signed(seed: int) -> int:
     """Return the seed modulo 2⁶⁴ as a signed number."""
     return (seed + 2**63) % 2**64 - 2**63

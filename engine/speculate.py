@@ -65,6 +65,7 @@ class Work:
     prefill_kv_rows_read: int = 0
     accepted: tuple[int, ...] = ()
     seconds: tuple[float, ...] = (0.0,) * 5  # prefill, propose, forward, accept, commit
+    captured: bool = False  # the round was the replay of a CUDA graph
 
 
 @dataclass(frozen=True)

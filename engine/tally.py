@@ -28,6 +28,7 @@ class Tally:
         context = work.context_rows if self.draft_kv_bytes else 0
         for name, value in {
             "rounds": int(work.requests > 0),
+            "graph_rounds": int(work.captured and work.requests > 0),
             "requests": work.requests,
             "target_rows": work.target_rows,
             "draft_rows": work.draft.rows,

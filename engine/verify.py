@@ -34,8 +34,12 @@ def chain(proposal: Tensor, choices: Tensor) -> Verdict:
         proposal: [R, rows] token ids, the root first; one row is no speculation.
         choices: [R, rows] the target's token after each row, greedy or drawn (see `sampling.choose`).
     """
-    agree = (proposal[:, 1:] == choices[:, :-1]).cumprod(dim=1).sum(dim=1)
-    return _leading(agree.tolist(), choices.tolist())
+    return _leading(agreed(proposal, choices).tolist(), choices.tolist())
+
+
+def agreed(proposal: Tensor, choices: Tensor) -> Tensor:
+    """Return how many leading drafted tokens of a chain equal the target's choices, [R]; see `chain`."""
+    return (proposal[:, 1:] == choices[:, :-1]).cumprod(dim=1).sum(dim=1)
 
 
 def branches(nodes: tree.Tree, proposal: Tensor, choices: Tensor, depth: int) -> Verdict:
@@ -63,6 +67,18 @@ def rejection(proposal: Tensor, drafted: Tensor, target: Tensor, accept_u: Tenso
         accept_u: [R, rows − 1] numbers in [0, 1) that decide acceptance.
         target_u: [R, rows] numbers in [0, 1) that draw replacements and bonus tokens.
     """
+    counts, bonus = kept_and_bonus(proposal, drafted, target, accept_u, target_u)
+    kept, own, last = counts.tolist(), proposal[:, 1:].tolist(), bonus.tolist()
+    return Verdict(
+        tuple(tuple(range(count + 1)) for count in kept),
+        tuple((*own[r][:count], last[r]) for r, count in enumerate(kept)),
+    )
+
+
+def kept_and_bonus(
+    proposal: Tensor, drafted: Tensor, target: Tensor, accept_u: Tensor, target_u: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return how many drafted tokens stay, and the token behind them, [R] each; see `rejection`."""
     requests = proposal.shape[0]
     tokens = proposal[:, 1:, None]
     q, p = drafted.gather(2, tokens).squeeze(2), target[:, :-1].gather(2, tokens).squeeze(2)
@@ -74,12 +90,7 @@ def rejection(proposal: Tensor, drafted: Tensor, target: Tensor, accept_u: Tenso
     residual = (here - against).clamp(min=0)
     # p = q up to rounding leaves no residual; then the token was accepted but for rounding, and p is right.
     residual = torch.where(residual.sum(dim=1, keepdim=True) > 0, residual, here)
-    last = invert(residual, target_u[index, counts]).tolist()
-    kept, own = counts.tolist(), proposal[:, 1:].tolist()
-    return Verdict(
-        tuple(tuple(range(count + 1)) for count in kept),
-        tuple((*own[r][:count], last[r]) for r, count in enumerate(kept)),
-    )
+    return counts, invert(residual, target_u[index, counts])
 
 
 def forced(choices: Tensor, accept_length: float, depth: int, generator: torch.Generator) -> Verdict:
