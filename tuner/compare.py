@@ -26,6 +26,7 @@ from engine import backends
 from engine.backends import Backend
 from engine.config import EngineConfig, load_launch
 from engine.errors import EngineError
+from tuner.curve import run_window
 from tuner.errors import Exit, TunerError, UsageError
 from tuner.executors.base import Lease
 from tuner.failures import Remains, classify
@@ -39,7 +40,7 @@ from tuner.load.workload import Requests, make_requests, parse_workload
 from tuner.machine import look_at_gpus
 from tuner.output import must_be_writable, write_json
 from tuner.records import LeaseRequest, Level, Limits, TrialSpec, Workload, config_dict, metric_of
-from tuner.trial import Server, leased, made_ready, not_gone, run_window, served
+from tuner.trial import Server, leased, made_ready, not_gone, served
 
 SHOWN = ("tpot_ms_p50", "ttft_ms_p50", "e2e_ms_mean", "output_tok_s", "accept_length")
 LEAST_PAIRS = 3
@@ -170,7 +171,7 @@ def _side(name: str, word: str, index: int, folder: Path, workload: Workload, as
         levels=workload.concurrency,
         seed=asked.seed,
         served_name=config.model.target,
-        limits=Limits(ready_s=asked.ready, level_s=3 * workload.bound + 300),
+        limits=Limits.of(workload, asked.ready),
         lease=LeaseRequest(gpus=gpus),
     )
     requests = make_requests(workload, spec.served_name, asked.seed)
@@ -238,7 +239,7 @@ async def _window(side: Side, server: Server | None, held: Lease, plan: Plan) ->
         async with _ready(side, held) as started:
             return await _window(side, started, held, plan)
     target = Target(server.endpoint, side.requests, side.spec.limits.request_s, side.spec.limits.level_s / 2)
-    run = await run_window(side.spec, server, target, plan, side.backend)
+    run = await run_window(side.spec, server.process, target, plan, side.backend)
     if isinstance(run, Remains):
         raise _failed(side, run, server)
     return run

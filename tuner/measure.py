@@ -105,26 +105,31 @@ class OpenLoop:
 
 @dataclass(frozen=True)
 class Joined:
-    """Repeats one after another, `sizes` requests each: the mean of their rates."""
+    """Windows one after another, `sizes` requests each: the mean of their rates, weighted by their lengths."""
 
     sizes: tuple[int, ...]
     each: Rate
+    seconds: tuple[float, ...] = ()  # empty: all of one length
 
     def per_second(self, traces: Sequence[Trace], amounts: Sequence[float]) -> Estimate:
         """See `Rate`."""
         ends = list(itertools.accumulate(self.sizes))
         spans = [slice(end - size, end) for size, end in zip(self.sizes, ends, strict=True)]
         found = [self.each.per_second(traces[span], amounts[span]) for span in spans]
-        values = [estimate.value for estimate in found if estimate.value is not None]
-        if not values:
+        seconds = self.seconds or (1.0,) * len(found)
+        known = [(e.value, weight) for e, weight in zip(found, seconds, strict=True) if e.value is not None]
+        if not known:
             return UNKNOWN
-        value = math.fsum(values) / len(values)
-        known = [(e.value - e.interval[0], e.interval[1] - e.value) for e in found if e.value and e.interval]
-        if len(known) < len(found):
+        whole = math.fsum(weight for _, weight in known)
+        value = math.fsum(each * weight for each, weight in known) / whole
+        sides = [
+            (weight * (e.value - e.interval[0]), weight * (e.interval[1] - e.value))
+            for e, weight in zip(found, seconds, strict=True)
+            if e.value and e.interval
+        ]
+        if len(sides) < len(found):
             return Estimate(value)
-        below, above = (
-            math.sqrt(math.fsum(side * side for side in sides)) / len(found) for sides in zip(*known, strict=True)
-        )
+        below, above = (math.sqrt(math.fsum(each * each for each in side)) / whole for side in zip(*sides, strict=True))
         return Estimate(value, (max(0.0, value - below), value + above))
 
 

@@ -11,34 +11,18 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-from tuner.records import Level
-from tuner.space import Objective
+from tuner.pick import THROUGHPUT
+from tuner.records import Axis, Level, Race, TrialRecord
+from tuner.space import Space
 
 SHORT = 0.25  # of the full window
+LEAST = 4.0  # seconds; a shorter window has few requests as it is, and is not split
+MOST = 400  # curves that a candidate races against, the latest
 SLACK = 0.05  # a candidate may be this much better at other levels than any curve seen so far suggests
 
 Interval = tuple[float, float]
 Curve = Mapping[int, Level]
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One objective at the concurrency where it counts."""
-
-    metric: str
-    goal: str
-    level: int
-
-    @classmethod
-    def of(cls, objectives: Sequence[Objective], levels: Sequence[int]) -> tuple[Axis, ...]:
-        """Return the axes of a study."""
-        return tuple(cls(o.metric, o.goal, o.level(tuple(levels))) for o in objectives)
-
-    def cost(self, value: float) -> float:
-        """Return the value so that lower is better."""
-        return value if self.goal == "min" else -value
 
 
 def interval_of(level: Level, metric: str) -> Interval | None:
@@ -139,3 +123,39 @@ def _is_better(other: Curve, axes: Sequence[Axis], hopes: Sequence[float]) -> bo
 def window(full: float, *, touches: bool) -> float:
     """Return how long a level is measured in all: short, or full where the short one did not settle it."""
     return full if touches else SHORT * full
+
+
+def race_of(records: Sequence[TrialRecord], space: Space) -> Race:
+    """Return what the next candidate of a study races against: every curve measured, on the axes of the front and on
+    what is recommended by, throughput at the load of `pick`."""
+    file = space.file
+    axes = Axis.of(file.objectives, space.levels)
+    load = max(space.levels) if file.pick.load is None else file.pick.load
+    if load in space.levels and not any((a.metric, a.level) == (THROUGHPUT, load) for a in axes):
+        axes = (*axes, Axis(metric=THROUGHPUT, goal="max", level=load))
+    names = {axis.metric for axis in axes}
+    measured = [record for record in records if record.state == "measured" and record.role != "calibration"]
+    return Race(axes=axes, curves=tuple(_thin(record, names) for record in measured[-MOST:]))
+
+
+def _thin(record: TrialRecord, names: set[str]) -> tuple[Level, ...]:
+    return tuple(
+        Level(
+            concurrency=level.concurrency,
+            metrics={name: value for name, value in level.metrics.items() if name in names},
+            intervals={name: bounds for name, bounds in level.intervals.items() if name in names},
+            n=level.n,
+        )
+        for level in record.levels
+    )
+
+
+def is_out(first: Level, race: Race) -> bool:
+    """Tell whether a candidate is beaten by its first level (`dominated`); one without intervals never is."""
+    known = all(axis.metric in first.intervals for axis in race.axes)
+    return known and dominated(first, curves_of(race), race.axes)
+
+
+def curves_of(race: Race) -> list[Curve]:
+    """Return the curves of a race by concurrency."""
+    return [{level.concurrency: level for level in curve} for curve in race.curves]

@@ -13,8 +13,9 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BeforeValidator,
@@ -32,9 +33,12 @@ from tuner.load.laws import Arrivals, Closed
 from tuner.load.sources import BundledPrompts, Prompts, RandomPrompts
 from tuner.reference import Parity, Peer, Record, Reference
 
+if TYPE_CHECKING:
+    from tuner.space.model import Objective
+
 SCHEMA = 1
 
-Role = Literal["baseline", "search", "repeat", "confirm"]
+Role = Literal["baseline", "search", "repeat", "confirm", "policy", "calibration"]
 State = Literal["measured", "failed", "pruned", "infeasible"]
 Stage = Literal["lease", "launch", "ready", "parity", "load", "stop"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -245,12 +249,47 @@ class Limits(Strict):
     level_s: FiniteFloat = Field(600.0, gt=0)  # one concurrency level, warm-up and drain included
     stop_s: FiniteFloat = Field(15.0, gt=0)  # from SIGTERM to SIGKILL
 
+    @classmethod
+    def of(cls, workload: Workload, ready_s: float) -> Self:
+        """Return the deadlines of a workload: a level may take its warm-up, its longest window and a drain."""
+        return cls(ready_s=ready_s, level_s=4 * workload.bound + 300)
+
 
 class LeaseRequest(Strict):
     """What a trial occupies while it runs."""
 
     gpus: NonNegativeInt = 0
     cpus: PositiveInt = 1  # CPU slots, counted when no GPU is asked for
+    devices: tuple[str, ...] = Field((), description="UUIDs of the GPUs it may choose from; empty is every one.")
+    exclusive: bool = Field(False, description="No other trial of this user measures while it does.")
+
+
+class Axis(Strict):
+    """One objective at the concurrency where it counts."""
+
+    metric: MetricName
+    goal: Goal
+    level: PositiveInt
+
+    @classmethod
+    def of(cls, objectives: Sequence[Objective], levels: Sequence[int]) -> tuple[Axis, ...]:
+        """Return the axes of a study."""
+        return tuple(cls(metric=o.metric, goal=o.goal, level=o.level(tuple(levels))) for o in objectives)
+
+    def cost(self, value: float) -> float:
+        """Return the value so that lower is better."""
+        return value if self.goal == "min" else -value
+
+
+class Race(Strict):
+    """What a candidate races against: the curves measured so far, with the metrics of the axes alone.
+
+    A candidate that one of them beats whatever is still to come stops after its first level; windows are short where
+    that can settle it (`tuner.racing`).
+    """
+
+    axes: tuple[Axis, ...] = Field(min_length=1)
+    curves: tuple[tuple[Level, ...], ...] = ()
 
 
 class TrialSpec(Strict):
@@ -270,6 +309,7 @@ class TrialSpec(Strict):
     lease: LeaseRequest = LeaseRequest()
     reference: Reference | None = Field(None, description="What the baseline's server wrote; it is judged by this.")
     peer: Peer | None = Field(None, description="The trial that its acceptance must not fall far below.")
+    race: Race | None = Field(None, description="What it is measured against; null is measured in full.")
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, protected_namespaces=(), populate_by_name=True, serialize_by_alias=True
@@ -342,6 +382,14 @@ class Failure(Record):
     advice: str = Field("", description="What to change, with the number where there is one.")
 
 
+class Raced(Record):
+    """What a race left out of a trial."""
+
+    out: bool = Field(False, description="Beaten after its first level; the others were not measured.")
+    short: tuple[PositiveInt, ...] = Field((), description="Concurrencies measured in a short window only.")
+    saved_s: FiniteFloat = Field(0.0, description="Seconds of windows that were not measured, without their warm-up.")
+
+
 class TrialRecord(Record):
     """One line of `trials.jsonl`."""
 
@@ -359,6 +407,10 @@ class TrialRecord(Record):
     of: NonNegativeInt | None = Field(None, description="The trial that a repeat or confirmation measures again.")
     synthetic: bool = Field(False, description="Dummy weights or forced acceptance: only the timing means anything.")
     gpus: NonNegativeInt = Field(0, description="GPUs it occupied.")
+    raced: Raced | None = Field(None, description="What a race left out; null is measured in full.")
+    gain: FiniteFloat | None = Field(
+        None, description="Share of hypervolume that the sampler expected it to add; null before it has a model."
+    )
     started: FiniteFloat | None = Field(None, description="Unix time.")
 
     def level(self, concurrency: int) -> Level | None:

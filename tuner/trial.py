@@ -6,7 +6,6 @@ code is an exception, and it is caught here, at the trial's boundary, with its t
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import os
@@ -21,29 +20,27 @@ import yaml
 from engine import backends
 from engine.backends import Backend
 from engine.errors import EngineError
-from tuner.counters import between, read_counters, read_rounds, with_accept_length
+from tuner.curve import Bench, measure_curve
 from tuner.errors import TunerError
 from tuner.executors.base import Lease
-from tuner.failures import Remains, classify, from_error, from_trace, kind_of_errors
+from tuner.failures import Remains, classify, from_error, from_trace
 from tuner.headroom import headroom
 from tuner.journal import Journal
 from tuner.leases import NotLeased, await_turn, fresh_port, lease, runtime_folder
-from tuner.load.arrivals import Target
 from tuner.load.client import Endpoint
-from tuner.load.level import Plan, Run, level_of, run_level
 from tuner.load.workload import Requests, make_requests
 from tuner.machine import free_bytes, look_at_gpus
 from tuner.parity import parity_of
 from tuner.quarantine import prove_back
-from tuner.ready import NotReady, ServerDied, await_ready, unless_dead
-from tuner.records import Event, Failure, Level, Stage, TrialRecord, TrialSpec, config_dict
+from tuner.ready import NotReady, await_ready
+from tuner.records import Event, Failure, Level, Raced, Stage, State, TrialRecord, TrialSpec, config_dict
 from tuner.reference import Parity
 from tuner.resolved import silent_changes
-from tuner.supervise import Exit, Stopped, Supervised, SuperviseError, supervise
+from tuner.supervise import Stopped, Supervised, SuperviseError, supervise
+from tuner.windows import measuring
 
 HOST = "127.0.0.1"
 LEAST_DISK = 256 * 2**20
-DEATH_SECONDS = 1.0  # a server whose connections broke is given this long to be seen dead
 
 
 @dataclass
@@ -64,6 +61,7 @@ class Outcome:
     resolved: dict[str, Any] | None = None
     remains: Remains | None = None
     parity: Parity | None = None
+    raced: Raced | None = None
 
 
 async def run_trial(spec: TrialSpec, emit: Callable[[Event], None], backend: Backend | None = None) -> TrialRecord:
@@ -108,20 +106,10 @@ async def _try(
     parity, remains = await parity_of(spec, server.process, server.endpoint, backend, requests, resolved, journal)
     if remains is not None:  # what changes the text is not worth measuring
         return Outcome((), resolved, remains, parity)
-    levels: list[Level] = []
-    for index, concurrency in enumerate(spec.levels):
-        with journal.level(concurrency) as done:
-            before = await read_counters(server.endpoint, backend.probes.server_info)
-            rounds = await read_rounds(server.endpoint, backend)
-            level = await _level(spec, server, held, backend, requests, index, concurrency)
-            if isinstance(level, Remains):
-                return Outcome(tuple(levels), resolved, level, parity)
-            after = await read_counters(server.endpoint, backend.probes.server_info)
-            level = level.model_copy(update={"server": between(before, after)})
-            level = with_accept_length(level, rounds, await read_rounds(server.endpoint, backend))
-            done(level)
-        levels.append(level)
-    return Outcome(tuple(levels), resolved, None, parity)
+    bench = Bench(spec, server.process, server.endpoint, backend, requests, len(held.gpus))
+    async with measuring(spec, journal):
+        curve = await measure_curve(bench, journal)
+    return Outcome(curve.levels, resolved, curve.remains, parity, curve.raced)
 
 
 async def made_ready(
@@ -160,67 +148,6 @@ def _gpu_memory(held: Lease) -> int:
     """Return the bytes in use on the leased GPUs."""
     leased = {gpu.uuid for gpu in held.gpus}
     return sum(gpu.memory_used for gpu in look_at_gpus().gpus if gpu.uuid in leased) * 2**20
-
-
-async def _level(
-    spec: TrialSpec,
-    server: Server,
-    held: Lease,
-    backend: Backend,
-    requests: Requests,
-    index: int,
-    concurrency: int,
-) -> Level | Remains:
-    """Measure one concurrency; Remains when the server died, hung, or answered no request, or the client was slow.
-
-    A client that was too slow may have been disturbed: it gets a second try.
-    """
-    target = Target(server.endpoint, requests, spec.limits.request_s, spec.limits.level_s / 2)
-    first = index * len(requests.order) // len(spec.levels)
-    late = ""
-    for _ in range(2):
-        runs: list[Run] = []
-        for _ in range(spec.workload.repeats):
-            plan = Plan(concurrency, spec.workload, spec.seed, first)
-            run = await run_window(spec, server, target, plan, backend)
-            if isinstance(run, Remains):
-                return run
-            runs.append(run)
-            first += run.uncounted + len(run.traces)
-        level = level_of(runs, gpus=len(held.gpus), slo=spec.slo)
-        if (client := level.client) is None or not client.bound:
-            return level
-        late = f"its p99 lag was {client.lag_ms_p99:.2f} ms, {client.limit_ms or 0:.2f} ms are allowed"
-    return Remains("load", f"the load generator was too slow at {concurrency} requests: {late}", "client_bound", None)
-
-
-async def run_window(spec: TrialSpec, server: Server, target: Target, plan: Plan, backend: Backend) -> Run | Remains:
-    """Put one window's load on the server; Remains when there is nothing to measure."""
-    where = f"at {plan.users} requests"
-    limit = spec.limits.level_s + spec.workload.bound
-    try:
-        async with asyncio.timeout(limit):
-            run = await unless_dead(server.process, run_level(target, plan, statistics=backend.request_stats))
-    except ServerDied:
-        return Remains("load", f"the server ended under load, {where}", None, server.process.poll())
-    except TimeoutError:
-        return Remains("load", f"the level did not end within {limit:.0f} s, {where}", "no_progress", None)
-    kinds = {trace.error for trace in run.traces if trace.error is not None}
-    if any(trace.error is None for trace in run.traces):
-        return run
-    exit_ = await _death(server.process) if kinds <= {"reset", "connect"} else None
-    said = f"{run.traces[0].error}: {run.traces[0].detail}" if run.traces else "none was sent"
-    reason = f"all {len(run.traces)} requests failed, {where}; the first: {said}"
-    return Remains("load", reason, None if exit_ is not None else kind_of_errors(kinds), exit_)
-
-
-async def _death(process: Supervised) -> Exit | None:
-    """Return how a server ended whose connections broke, or None when it lives on."""
-    try:
-        async with asyncio.timeout(DEATH_SECONDS):
-            return await process.wait()
-    except TimeoutError:
-        return None
 
 
 @contextlib.asynccontextmanager
@@ -285,6 +212,7 @@ def _record(spec: TrialSpec, outcome: Outcome, server: Server) -> TrialRecord:
     """Join what was measured, what went wrong, and whether the server is gone."""
     tail = server.process.tail()
     failure = None
+    state: State = "pruned" if outcome.raced is not None and outcome.raced.out else "measured"
     if outcome.remains is not None:
         failure = classify(dataclasses.replace(outcome.remains, tail=tail, config=spec.config))
     elif (left := not_gone(server.stopped, server.held_back)) is not None:
@@ -292,12 +220,13 @@ def _record(spec: TrialSpec, outcome: Outcome, server: Server) -> TrialRecord:
     return TrialRecord(
         trial=spec.trial,
         role=spec.role,
-        state="measured" if failure is None else "failed",
+        state=state if failure is None else "failed",
         config=config_dict(spec.config),
         resolved=outcome.resolved,
         levels=outcome.levels,
         failure=failure,
         parity=outcome.parity,
+        raced=outcome.raced,
         headroom=headroom(spec.config, outcome.levels) if outcome.levels else None,
         synthetic=spec.config.synthetic,
         gpus=spec.lease.gpus,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import tuner.curve
 import tuner.trial
 from tests.fake_server.faults import BAD, GOOD, ONLY_IN_PROOF, backend_for
 from tests.fake_server.plan import Plan
@@ -158,7 +159,7 @@ def test_a_fault_of_our_own_keeps_its_traceback(tmp_path: Path, monkeypatch: pyt
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr(tuner.trial, "level_of", broken)
+    monkeypatch.setattr(tuner.curve, "level_of", broken)
     record, _ = run_fake(tmp_path, Plan())
     assert record.failure is not None
     assert (record.failure.kind, record.failure.stage) == ("crashed", "load")

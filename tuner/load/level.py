@@ -164,14 +164,15 @@ async def run_level(
 
 
 def level_of(runs: Sequence[Run], *, gpus: int = 0, slo: Mapping[str, float] | None = None) -> Level:
-    """Return the metrics of one level, measured once or in several repeats."""
+    """Return the metrics of one level, measured in one window or several."""
     plan = runs[0].plan
     traces = [trace for run in runs for trace in run.traces]
     levels = [measure(run.traces, concurrency=plan.users, gpus=gpus, slo=slo, rate=plan.rate) for run in runs]
     if len(runs) == 1:
         level = levels[0]
     else:
-        rate = Joined(tuple(len(run.traces) for run in runs), plan.rate)
+        lengths = tuple(max(run.closed - run.opened, 1e-9) for run in runs)
+        rate = Joined(tuple(len(run.traces) for run in runs), plan.rate, lengths)
         pooled = measure(traces, concurrency=plan.users, gpus=gpus, slo=slo, rate=rate)
         level = repeated(levels, pooled)
     lags = [lag for run in runs for lag in run.lags]
