@@ -5,6 +5,8 @@ EngineError
 │   └── NotYet           2   a valid config whose capability this version does not have
 ├── ModelError           3   model files are missing, truncated, of the wrong shape or of another family
 ├── OutOfMemory          4   weights, KV cache or a step do not fit
+│   ├── OutOfMemoryInCapture   a CUDA graph's tensors do not fit
+│   └── OutOfMemoryInTraffic   a step's tensors do not fit
 ├── GraphCaptureError    5   a CUDA graph could not be captured
 └── PortError            6   the address is taken or not ours to bind
 """
@@ -62,6 +64,18 @@ class OutOfMemory(EngineError):
 
     exit = Exit.MEMORY
     kind = "oom_start"
+
+
+class OutOfMemoryInCapture(OutOfMemory):
+    """A CUDA graph's tensors do not fit beside weights and cache."""
+
+    kind = "oom_capture"
+
+
+class OutOfMemoryInTraffic(OutOfMemory):
+    """A step's tensors do not fit beside weights and cache."""
+
+    kind = "oom_load"
 
 
 class GraphCaptureError(EngineError):

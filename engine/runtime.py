@@ -30,6 +30,7 @@ from engine.config import (
     draft_folder,
     target_folder,
 )
+from engine.cost import CostTable
 from engine.drafters.build import DraftKit
 from engine.drafters.none import NoDrafter
 from engine.errors import ConfigError, EngineError, ModelError, NotYet, OutOfMemory, UnsupportedModel
@@ -77,13 +78,18 @@ class Runtime:
 
     def describe(self) -> dict[str, Any]:
         """Return the constant fields of `protocol.ServerInfo`."""
-        return {
-            "config": self.plan.config.model_dump(mode="json"),
-            "versions": self.versions.model_dump(),
-            "memory": self.memory.model_dump(),
-            "vocab": self.plan.shape.vocab,
-            "costs": None if self.kit.costs is None else dataclasses.asdict(self.kit.costs),
-        }
+        return describe(self.plan, self.versions, self.memory, self.kit.costs)
+
+
+def describe(plan: Plan, versions: Versions, memory: MemoryInfo, costs: CostTable | None) -> dict[str, Any]:
+    """Return the constant fields of `protocol.ServerInfo`."""
+    return {
+        "config": plan.config.model_dump(mode="json"),
+        "versions": versions.model_dump(),
+        "memory": memory.model_dump(),
+        "vocab": plan.shape.vocab,
+        "costs": None if costs is None else dataclasses.asdict(costs),
+    }
 
 
 def resolve(config: EngineConfig) -> Plan:
@@ -110,7 +116,7 @@ def resolve(config: EngineConfig) -> Plan:
     resolved = config.model_copy(
         update={
             "model": config.model.model_copy(update={"dtype": dtype, "kv_dtype": dtype, "max_len": max_len}),
-            "draft": _resolve_draft(config.draft, draft_shape),
+            "draft": resolve_draft(config.draft, draft_shape),
             "attention": config.attention.model_copy(update={"backend": "torch"}),
             "backend": config.backend.model_copy(update={"version": VERSION}),
             "memory": config.memory.model_copy(update=memory | {"kv_fraction": None}),
@@ -133,12 +139,12 @@ def build(plan: Plan) -> Runtime:
     max_len = config.model.max_len or plan.shape.longest
     rows = config.reserved_rows
     seed = DUMMY_SEED if config.model.load == "dummy" else None
-    with _memory_errors():
+    with memory_errors():
         attention = TorchAttention(plan.shape.kv_heads, plan.shape.heads // plan.shape.kv_heads, dtype, device)
         tensors = target_tensors(plan.shape, target_folder(config), dtype, device, seed)
         target = Target(plan.shape, tensors, attention, max_len + rows)
-        kit, draft_pool = _kit(plan, target, dtype, max_len + rows, seed)
-        cache = _cache(plan, draft_pool, dtype, max_len + rows)
+        kit, draft_kv = _kit(plan, target, dtype, max_len + rows, seed)
+        cache = _cache(plan, draft_kv, dtype, max_len + rows)
     engine = Engine(target, NoDrafter(), attention, cache, device)
     growing = [draft for draft in config.drafts if isinstance(draft, DDTreeDraft) and draft.nodes == "auto"]
     if growing:
@@ -148,13 +154,13 @@ def build(plan: Plan) -> Runtime:
         plan=plan,
         engine=replace(engine, drafter=kit.make(config.draft)),
         kit=kit,
-        versions=_versions(plan),
+        versions=versions_of(plan),
         memory=MemoryInfo(
             weight_bytes=target.weight_bytes,
             draft_weight_bytes=0 if kit.model is None else kit.model.weight_bytes,
             kv_tokens=cache.pages * cache.page_size,
-            kv_bytes_per_token=_target_pool(plan.shape).bytes_per_token(dtype)
-            + (0 if draft_pool is None else draft_pool.bytes_per_token(dtype)),
+            kv_bytes_per_token=target_pool(plan.shape).bytes_per_token(dtype)
+            + (0 if draft_kv is None else draft_kv.bytes_per_token(dtype)),
             page_size=cache.page_size,
         ),
     )
@@ -175,9 +181,10 @@ def _draft_shape(config: EngineConfig, draft: DFlashDraft, shape: ModelShape) ->
     return found
 
 
-def _resolve_draft(draft: Draft, shape: DraftShape | None) -> Draft:
+def resolve_draft(draft: Draft, shape: DraftShape | None) -> Draft:
+    """Return a draft with the choices made that it leaves open."""
     if isinstance(draft, PolicyDraft):
-        table = tuple((first, last, _resolve_draft(each, shape)) for first, last, each in draft.by_running)
+        table = tuple((first, last, resolve_draft(each, shape)) for first, last, each in draft.by_running)
         return draft.model_copy(update={"by_running": table})
     if shape is None or isinstance(draft, NoDraft):
         return draft
@@ -187,11 +194,13 @@ def _resolve_draft(draft: Draft, shape: DraftShape | None) -> Draft:
     return draft.model_copy(update=update)
 
 
-def _target_pool(shape: ModelShape) -> PoolShape:
+def target_pool(shape: ModelShape) -> PoolShape:
+    """Return the KV of a target."""
     return PoolShape(shape.layers, shape.kv_heads, shape.head_dim)
 
 
-def _draft_pool(shape: DraftShape, layers: int) -> PoolShape:
+def draft_pool(shape: DraftShape, layers: int) -> PoolShape:
+    """Return the KV of a drafter's first `layers` layers."""
     return PoolShape(layers, shape.core.kv_heads, shape.core.head_dim)
 
 
@@ -209,16 +218,16 @@ def _kit(
     tensors = draft_tensors(shape, draft_folder(config, speculative[0]), dtype, plan.device, seed)
     model = DraftModel(shape, tensors, target, attention, layers, positions)
     kit = DraftKit(model, attention, layers, config.reserved_rows, draft_folder(config, speculative[0]))
-    return kit, _draft_pool(shape, layers)
+    return kit, draft_pool(shape, layers)
 
 
-def _cache(plan: Plan, draft_pool: PoolShape | None, dtype: torch.dtype, max_tokens: int) -> KVCache:
+def _cache(plan: Plan, draft_kv: PoolShape | None, dtype: torch.dtype, max_tokens: int) -> KVCache:
     memory = plan.config.memory
     if memory.kv_tokens is None or memory.page_size is None:
         raise ValueError("the plan is not resolved")
     return KVCache(
-        target=_target_pool(plan.shape),
-        draft=draft_pool,
+        target=target_pool(plan.shape),
+        draft=draft_kv,
         pages=memory.kv_tokens // memory.page_size,
         page_size=memory.page_size,
         max_running=memory.max_running,
@@ -229,14 +238,16 @@ def _cache(plan: Plan, draft_pool: PoolShape | None, dtype: torch.dtype, max_tok
 
 
 @contextmanager
-def _memory_errors() -> Iterator[None]:
+def memory_errors() -> Iterator[None]:
+    """Turn what torch raises while weights load into an `OutOfMemory`."""
     try:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise OutOfMemory("the weights do not fit into memory; use a smaller model or precision") from error
 
 
-def _versions(plan: Plan) -> Versions:
+def versions_of(plan: Plan) -> Versions:
+    """Return what runs a plan."""
     on_gpu = plan.device.type == "cuda"
     name = torch.cuda.get_device_name(plan.device) if on_gpu else cpu_name()
     return Versions(

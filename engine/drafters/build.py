@@ -59,19 +59,8 @@ class DraftKit:
             return NoDrafter()
         if self.model is None or self.attention is None:
             raise ConfigError("this server was started without a drafter; start it with a policy that has one")
+        judge(draft, self.layers, self.rows, self.folder)
         layers = draft.layers or self.layers
-        needed = max(draft.verify_rows, draft.block_size)
-        if layers > self.layers or needed > self.rows:
-            raise ConfigError(
-                f"this server was started for {self.layers} draft layers and {self.rows} rows a round, "
-                f"the draft needs {layers} and {needed}; start it with the larger draft in its policy"
-            )
-        if draft.window is not None:
-            raise ConfigError("the native engine cannot do a draft window yet; leave window out")
-        if draft.model is not None and self._another(draft.model):
-            raise ConfigError(
-                f"this server's drafter is {self.folder}, not {draft.model}; start a server with that one"
-            )
         draws = draft.sample == "probabilistic"
         chain = DFlashDrafter(
             self.model, self.attention, draft.block_size, layers, draws=draws, forced=draft.simulate_accept
@@ -84,6 +73,25 @@ class DraftKit:
             raise ConfigError("nodes: auto needs costs measured at start-up; start the server with it in its policy")
         return DDTreeDrafter(chain, Growing(draft.max_nodes or DEFAULT_MAX_NODES, self.costs), draft.width)
 
-    def _another(self, name: str) -> bool:
-        folder = PAIR / "draft" if name == BUNDLED else Path(name).expanduser()
-        return self.folder is None or folder.resolve() != self.folder.resolve()
+
+def judge(draft: DFlashDraft, layers: int, rows: int, folder: Path | None) -> None:
+    """Judge whether a server with so many draft layers and reserved rows, its drafter from `folder`, can run a draft.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    needed = max(draft.verify_rows, draft.block_size)
+    if (draft.layers or layers) > layers or needed > rows:
+        raise ConfigError(
+            f"this server was started for {layers} draft layers and {rows} rows a round, "
+            f"the draft needs {draft.layers or layers} and {needed}; start it with the larger draft in its policy"
+        )
+    if draft.window is not None:
+        raise ConfigError("the native engine cannot do a draft window yet; leave window out")
+    if draft.model is not None and _another(draft.model, folder):
+        raise ConfigError(f"this server's drafter is {folder}, not {draft.model}; start a server with that one")
+
+
+def _another(name: str, own: Path | None) -> bool:
+    folder = PAIR / "draft" if name == BUNDLED else Path(name).expanduser()
+    return own is None or folder.resolve() != own.resolve()

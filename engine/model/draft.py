@@ -50,7 +50,7 @@ class DraftModel:
         weight, bias, self._position = _context(stack, tensors, layers)
         self._context: Linear = kernel(weight, bias)
         self._head: Linear = kernel(tensors["lm_head.weight"], None) if "lm_head.weight" in tensors else target.head
-        self._to_target = _vocabulary(tensors)
+        self._to_target = vocabulary(tensors)
         self.weight_bytes = sum(t.numel() * t.element_size() for t in tensors.values())
         self.rotation = rotation_table(stack.rope, stack.head_dim, positions, fc.dtype, fc.device)
 
@@ -145,7 +145,7 @@ def _context(
     return torch.cat(weights), torch.cat(biases) if biases else None, position
 
 
-def _vocabulary(tensors: Mapping[str, Tensor]) -> Tensor | None:
+def vocabulary(tensors: Mapping[str, Tensor]) -> Tensor | None:
     """Return the target id of every draft id, when the drafter has a vocabulary of its own (d2t holds offsets)."""
     if "d2t" not in tensors:
         return None

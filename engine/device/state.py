@@ -1,0 +1,159 @@
+"""What the device knows of every request: page table, lengths, newest tokens, sampling, and the KV pools.
+
+One row a request, and a last row that belongs to nobody: lanes that only fill a batch up to a captured size work
+there, on pages of their own, so that a round needs no masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from engine import sampling
+from engine.errors import OutOfMemory
+from engine.kernels.base import Paged
+from engine.kv_cache import PoolShape
+from engine.request import Sampling
+
+
+class Style(IntEnum):
+    """How the requests of a step choose tokens, the simplest that fits all of them."""
+
+    GREEDY = 0
+    SAMPLED = 1
+    LIMITED = 2  # by top-k or top-p: needs a sorted vocabulary
+
+    @classmethod
+    def of(cls, requests: Sequence[Sampling]) -> Style:
+        """Return the style that serves these requests together."""
+        if all(each.greedy for each in requests):
+            return cls.GREEDY
+        return cls.LIMITED if any(each.limited and not each.greedy for each in requests) else cls.SAMPLED
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one forward: `rows` a lane, directly after its cached tokens.
+
+    `lanes` [b] int64 rows of the state; `positions`, `write` [b × rows] int32: position and KV slot of every row.
+    """
+
+    lanes: Tensor
+    paged: Paged
+    rows: int
+    positions: Tensor
+    write: Tensor
+
+
+class State:
+    """Device tensors of `max_running` requests and of the row that belongs to nobody."""
+
+    def __init__(
+        self,
+        target: PoolShape,
+        draft: PoolShape | None,
+        pages: int,
+        page_size: int,
+        max_running: int,
+        max_tokens: int,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """Allocate.
+
+        Args:
+            pages: those that requests share; `page_size` tokens each.
+            max_tokens: most tokens one request may ever hold, reserved rows included.
+            rows: most rows of one lane in a round: what the row of nobody needs pages for.
+
+        Raises:
+            OutOfMemory: the pools do not fit.
+        """
+        self.device, self.page_size, self.nobody = device, page_size, max_running
+        spare = -(-rows // page_size)
+        slots = (pages + spare) * page_size
+        self.target = _pool(target, slots, dtype, device)
+        self.draft = None if draft is None else _pool(draft, slots, dtype, device)
+        self._columns = -(-max_tokens // page_size)
+        # A column behind a request's pages points at a page of nobody, never at another request's.
+        self._blank = [pages + min(column, spare - 1) for column in range(self._columns)]
+        blank = torch.tensor(self._blank, dtype=torch.int32)
+        self.table = blank.expand(max_running + 1, -1).contiguous().to(device)
+        self.lengths = torch.zeros(max_running + 1, dtype=torch.int32, device=device)
+        self.roots = torch.zeros(max_running + 1, dtype=torch.int64, device=device)
+        self._whole = torch.zeros(max_running + 1, 2, dtype=torch.int64, device=device)  # top_k, seed
+        self._real = torch.zeros(max_running + 1, 2, dtype=torch.float64, device=device)  # temperature, top_p
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens one request can hold."""
+        return self._columns * self.page_size
+
+    def enter(self, row: int, pages: Sequence[int], how: Sampling) -> None:
+        """Give a row to a request whose prompt comes next."""
+        table = [*pages, *self._blank[len(pages) :]]
+        self.table[row].copy_(upload(table, torch.int32, self.device), non_blocking=True)
+        whole = [how.top_k, sampling.signed(how.seed)]
+        self._whole[row].copy_(upload(whole, torch.int64, self.device), non_blocking=True)
+        self._real[row].copy_(upload([how.temperature, how.top_p], torch.float64, self.device), non_blocking=True)
+
+    def rows(self, lanes: Tensor, rows: int) -> Rows:
+        """Return places for `rows` rows after the cached tokens of `lanes` [b] int32; lengths do not change."""
+        wide = lanes.long()
+        lengths = self.lengths[wide]
+        places = lengths[:, None] + torch.arange(rows, dtype=torch.int32, device=self.device)
+        write = self.slots(wide[:, None], places)
+        paged = Paged(self.table, lanes, lengths, self.page_size)
+        return Rows(wide, paged, rows, places.flatten(), write.flatten())
+
+    def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Return the KV slots, int32, of positions in the tables of `rows` int64, which broadcast."""
+        return self.table[rows, positions // self.page_size] * self.page_size + positions % self.page_size
+
+    def advance(self, lanes: Tensor, lengths: Tensor, roots: Tensor) -> None:
+        """Set length and newest token [b] of `lanes` [b] int64; the row of nobody stays as it is."""
+        nobody = lanes == self.nobody
+        self.lengths.index_copy_(0, lanes, lengths.to(torch.int32).masked_fill(nobody, 0))
+        self.roots.index_copy_(0, lanes, roots.masked_fill(nobody, 0))
+
+    def draws(self, lanes: Tensor, style: Style) -> sampling.Batch | None:
+        """Return how `lanes` [b] int64 sample, None when all are greedy."""
+        if style is Style.GREEDY:
+            return None
+        whole, real = self._whole[lanes], self._real[lanes]
+        return sampling.Batch(
+            temperature=real[:, 0],
+            top_k=whole[:, 0],
+            top_p=real[:, 1],
+            seed=whole[:, 1],
+            all_greedy=False,
+            any_greedy=True,  # the row of nobody is
+            any_limited=style is Style.LIMITED,
+        )
+
+
+def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return values as a tensor, on its way to the device: the host does not wait for the rounds before it.
+
+    The copy reads pinned memory, which torch's allocator keeps until the copy is done.
+    """
+    host = torch.tensor(values, dtype=dtype)
+    return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
+
+
+def _pool(shape: PoolShape, slots: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros [layers, slots, 2 × kv_heads, head_dim]."""
+    size = (shape.layers, slots, 2 * shape.kv_heads, shape.head_dim)
+    try:
+        return torch.zeros(size, dtype=dtype, device=device)
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        needed = torch.Size(size).numel() * dtype.itemsize
+        raise OutOfMemory(
+            f"a KV pool of {slots} tokens ({needed / 2**30:.1f} GiB) does not fit; "
+            "lower memory.kv_tokens or memory.max_running"
+        ) from error
