@@ -28,6 +28,7 @@ from engine.problems import problems
 SCHEMA = 1
 PAIR = Path(__file__).parent / "pair"
 BUNDLED = "bundled"
+MOST_BYTES = 4 * 2**20  # a config has a few kilobytes; a path may be /dev/zero
 DEFAULT_MAX_NODES = 63
 
 
@@ -320,7 +321,7 @@ class LaunchStudy(Strict):
 
 
 class LaunchDeploy(Strict):
-    """How `tuner deploy` runs a launch file."""
+    """How many servers a launch file stands for, where they answer, and on which GPUs."""
 
     replicas: Size = 1
     endpoint: str | None = None
@@ -399,10 +400,14 @@ def read_yaml(path: Path) -> Any:
     """Return the document of a YAML file.
 
     Raises:
-        ConfigError: the file cannot be read, is not YAML, or gives a key twice.
+        ConfigError: the file cannot be read, is far too long, is not YAML, or gives a key twice.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ConfigError(f"{path}: longer than {MOST_BYTES // 2**20} MiB; is this the right file?")
+        text = data.decode("utf-8")
         twice = _repeated_key(yaml.compose(text, Loader=yaml.SafeLoader))
         if twice is not None:
             raise ConfigError(f"{path}:{twice.start_mark.line + 1}: {twice.value!r} stands twice; remove one")

@@ -57,6 +57,11 @@ ADVICE: dict[FailureKind, str] = {
     "foreign_gpu_process": "end the process that the evidence names (`tuner clean` lists what dead studies left), "
     "or hide its GPU with CUDA_VISIBLE_DEVICES",
 }
+# Where nothing was launched yet, the same words mean something else.
+LEASE_ADVICE: dict[FailureKind, str] = {
+    "config": "`tuner doctor` says what this machine can lease; correct what the message names, or ask for less",
+    "no_progress": "`tuner doctor` says who holds the machine: wait for them or end them, then resume",
+}
 KILLED_ADVICE = (
     "somebody ended it with SIGKILL; the kernel does so when memory runs out (`dmesg` says): "
     "then lower memory.kv_tokens or memory.max_running"
@@ -199,8 +204,9 @@ def kind_of_errors(kinds: set[str]) -> FailureKind | None:
 def from_error(stage: Stage, error: Exception, kind: str, evidence: Sequence[str] = ()) -> Failure:
     """Return the failure of a trial that could not go on for a known cause; `kind` is the cause's own word."""
     known: FailureKind = next((name for name in get_args(FailureKind) if name == kind), "crashed")
+    advice = (LEASE_ADVICE if stage == "lease" else ADVICE).get(known, ADVICE[known])
     return Failure(
-        kind=known, stage=stage, evidence=tuple(_clip(line) for line in (str(error), *evidence)), advice=ADVICE[known]
+        kind=known, stage=stage, evidence=tuple(_clip(line) for line in (str(error), *evidence)), advice=advice
     )
 
 

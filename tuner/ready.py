@@ -241,6 +241,7 @@ class _Wait:
         reply = await self._get(self._probes.models)
         if reply.error is not None:
             return f"GET {self._probes.models}: {reply.error}"
+        _must_not_point_elsewhere(f"GET {self._probes.models}", reply)
         if reply.status != 200:
             return f"GET {self._probes.models}: HTTP {reply.status}"
         names = _model_names(reply.body)
@@ -257,6 +258,7 @@ class _Wait:
         reply = await self._get(self._probes.ready)
         if reply.error is not None:
             return f"GET {self._probes.ready}: {reply.error}"
+        _must_not_point_elsewhere(f"GET {self._probes.ready}", reply)
         return "" if reply.status in (200, 404) else f"GET {self._probes.ready}: HTTP {reply.status}"
 
     async def _answers(self) -> str:
@@ -291,6 +293,7 @@ class _Wait:
 
     async def _refused(self, reply: Reply, answer: RequestError) -> str:
         """Judge a completion that failed: some failures mean not yet, some never, and some never if they repeat."""
+        _must_not_point_elsewhere("a completion", reply)
         if reply.status == 404 and answer.kind == "status":
             raise _Never("wrong_model", f"a completion was refused: {answer}")
         if 400 <= reply.status < 500 and reply.status not in (408, 425, 429):
@@ -311,6 +314,12 @@ class _Wait:
         if answer.output_tokens < 1 or answer.output_tokens > tokens:
             return f"{answer.output_tokens} tokens where at most {tokens} were asked for"
         return "" if self._synthetic else insane(answer.text)
+
+
+def _must_not_point_elsewhere(asked: str, reply: Reply) -> None:
+    """Raise _Never for a redirect: whoever answers here is no model server, and waiting makes it none."""
+    if 300 <= reply.status < 400:
+        raise _Never("wrong_model", f"{asked}: HTTP {reply.status}, a redirect: this is not the model's server")
 
 
 def insane(text: str) -> str:

@@ -342,6 +342,11 @@ def test_a_bad_launch_file_is_one_line(tmp_path: Path, text: str, words: str) ->
     assert "\n" not in str(caught.value)
 
 
+def test_an_endless_launch_file_is_refused() -> None:
+    with pytest.raises(ConfigError, match="/dev/zero: longer than 4 MiB"):
+        load_launch(Path("/dev/zero"))
+
+
 def test_an_unreadable_launch_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_launch(tmp_path / "absent.yaml")

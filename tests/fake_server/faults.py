@@ -110,6 +110,15 @@ BAD: dict[str, Case] = {
     "error events in every stream": Case(Plan(answer="error_event"), {"ready_s": 600.0}, "crashed", "ready", "planned"),
     "resets every completion": Case(Plan(answer="reset"), {"ready_s": 600.0}, "crashed", "ready", "reset"),
     "refuses the request": Case(Plan(answer="error", status=400), {}, "config", "ready"),
+    "sends its visitors elsewhere": Case(
+        Plan(redirects=("/v1/models",)), {"ready_s": 600.0}, "wrong_model", "ready", "a redirect"
+    ),
+    "is never there when asked whether it is ready": Case(
+        Plan(redirects=("/ready",)), {"ready_s": 600.0}, "wrong_model", "ready", "GET /ready: HTTP 307"
+    ),
+    "sends its completions elsewhere": Case(
+        Plan(redirects=("/v1/completions",)), {"ready_s": 600.0}, "wrong_model", "ready", "a redirect"
+    ),
     "another model": Case(Plan(serve_as="other"), {}, "wrong_model", "ready"),
     "a list of models that is none": Case(Plan(models="soon"), SHORT, "no_progress", "ready"),
     "unprintable": Case(Plan(text="�"), {}, "garbage_output", "ready"),

@@ -26,6 +26,7 @@ class Plan:
     answer: what happens to completions after the first `good_completions`, from their chunk `break_at` on; with
         `bad_completions`, only to so many of them.
     start_log, start_mib: what it prints, and how much memory it takes, every 50 ms while it loads.
+    redirects: paths answered with 307.
     leak_kib: memory that every completion costs. spam_bytes: what every completion prints.
     listen: when it does; `spin` computes for ever instead, `close` stops at the first request, `deaf` accepts nobody.
     daemon: the started process leaves, and a child of a child in a session of its own serves.
@@ -42,6 +43,7 @@ class Plan:
     spam_bytes: int = 0
     serve_as: str | None = None
     hang_on: tuple[str, ...] = ()
+    redirects: tuple[str, ...] = ()
     die_at: str | None = None
     die_code: int = 1
     die_signal: int = 0

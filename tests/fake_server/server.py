@@ -88,6 +88,8 @@ class Server:
         self.asked.set()
         if path in self.plan["hang_on"]:
             await asyncio.sleep(3600)
+        if path in self.plan["redirects"]:
+            return self.say(writer, 307, {})
         if path == "/v1/models" and self.plan["models"] is not None:
             return self.say(writer, 200, self.plan["models"])
         if path == "/v1/models":

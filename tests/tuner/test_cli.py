@@ -328,3 +328,25 @@ def test_a_server_that_no_command_starts_is_told_before_anything_is_launched(
     assert refused.returncode == 2
     assert "backend sglang needs a command" in refused.stderr
     assert not (tmp_path / "results").exists()
+
+
+CTRL_C = """
+import sys
+
+class CtrlC:
+    def find_spec(self, name, *_):
+        if name == "tuner.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, CtrlC())
+from tuner.__main__ import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_line_is_loaded_leaves_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CTRL_C, "schema"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")

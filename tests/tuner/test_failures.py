@@ -299,6 +299,13 @@ def test_any_log_is_a_failure_of_a_known_kind(tail: str, stage: Stage, code: int
 def test_errors_of_our_own() -> None:
     assert from_error("lease", ValueError("no"), "unheard of").kind == "crashed"
     assert from_error("lease", ValueError("no"), "port", ["more"]).evidence == ("no", "more")
+
+
+@pytest.mark.parametrize("kind", ["config", "no_progress"])
+def test_before_a_launch_the_advice_is_about_the_machine_not_the_server(kind: FailureKind) -> None:
+    failure = from_error("lease", ValueError("no lease within 3 s"), kind)
+    assert "tuner doctor" in failure.advice
+    assert from_error("launch", ValueError("no"), kind).advice == ADVICE[kind]
     trace = "Traceback (most recent call last):\n" + "  frame\n" * 100 + "OSError: [Errno 28] No space left on device"
     assert from_trace("launch", trace).kind == "disk_full"
     broken = from_trace("load", trace.replace("[Errno 28]", "[Errno 5]"))

@@ -28,6 +28,7 @@ from tuner.space.source import Document, Path, read_document
 from tuner.space.space import Infeasible, Space
 
 SAMPLES = 300
+MOST_BYTES = 4 * 2**20  # a search space has a few kilobytes; a path may be /dev/zero
 
 
 def load_space(path: FilePath) -> Space:
@@ -37,10 +38,13 @@ def load_space(path: FilePath) -> Space:
         SpaceError: unreadable or invalid; every problem found, with line, column and hint.
     """
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(MOST_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise SpaceError(path, [Problem(1, 1, f"cannot be read: {reason}")]) from error
+    if len(data) > MOST_BYTES:
+        raise SpaceError(path, [Problem(1, 1, f"longer than {MOST_BYTES // 2**20} MiB", "is this the right file?")])
     space, document = _parse(data, str(path))
     try:
         make_requests(space.file.workload, "", space.file.study.seed)

@@ -144,6 +144,11 @@ def test_several_problems_are_reported_at_once_in_the_order_of_the_file() -> Non
     assert lines == [2, 8, 13]
 
 
+def test_an_endless_file_is_refused() -> None:
+    with pytest.raises(SpaceError, match=r"/dev/zero:1:1: longer than 4 MiB"):
+        load_space(Path("/dev/zero"))
+
+
 def test_missing_file_and_missing_prompts(tmp_path: Path) -> None:
     with pytest.raises(SpaceError, match="cannot be read"):
         load_space(tmp_path / "absent.yaml")
