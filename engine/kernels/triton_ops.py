@@ -1,0 +1,112 @@
+"""The kernels in Triton: what a GPU runs (in Triton's interpreter, a CPU too, for tests)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from engine.errors import UnsupportedModel
+from engine.kernels import argmax, attention, choice, gate, norm, prefill, rope
+from engine.kernels.attention import AttendPlan
+from engine.kernels.base import Gated, Linear, Paged
+from engine.kernels.choice import Book, TritonLinear
+from engine.kernels.linear import Product
+from engine.kernels.prefill import PrefillPlan
+
+LARGEST_HEAD = 256
+
+
+class TritonOps:
+    """See `base.Ops`."""
+
+    name = "triton"
+
+    def __init__(self, device: torch.device, pdl: bool = False) -> None:
+        """Build.
+
+        Args:
+            pdl: launch kernels before their predecessors end (Hopper and later; see `launch`).
+        """
+        self._device, self._pdl = device, pdl
+        self._layers: list[TritonLinear] = []
+        self._attend, self._prefill = AttendPlan(), PrefillPlan()
+
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return self._layer(Product(weight.contiguous(), bias, None, gated=False))
+
+    def norm_linear(self, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        return self._layer(Product(fold_norm(norm, weight), bias, eps, gated=False))
+
+    def gated(self, norm: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None) -> Gated:
+        return self._layer(Product(fold_norm(norm, weight), bias, eps, gated=True))
+
+    def prepare(self, rows: Sequence[int]) -> None:
+        if self._device.type == "cuda":
+            choice.choose(self._layers, rows, Book.of(self._device))
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        return norm.add_norm(x, None, weight, eps, self._pdl)[1]
+
+    def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return norm.add_norm(x, delta, weight, eps, self._pdl)
+
+    def rope_write(
+        self,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        cos_sin: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        write: Tensor,
+    ) -> Tensor:
+        _check_head(pool.shape[-1])
+        return rope.rope_write(qkv, q_norm, k_norm, eps, cos_sin, positions, pool, write, self._pdl)
+
+    def context_write(
+        self,
+        kv: Tensor,
+        k_norm: Tensor | None,
+        eps: float,
+        cos_sin: Tensor,
+        positions: Tensor,
+        pool: Tensor,
+        write: Tensor,
+    ) -> None:
+        _check_head(pool.shape[-1])
+        rope.context_write(kv, k_norm, eps, cos_sin, positions, pool, write, self._pdl)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return gate.silu_mul(gate_up, self._pdl)
+
+    def attend(self, q: Tensor, pool: Tensor, paged: Paged, queries: int, max_len: int, causal: bool) -> Tensor:
+        return attention.attend(q, pool, paged, queries, max_len, causal, self._attend, self._pdl)
+
+    def attend_prefill(self, q: Tensor, pool: Tensor, paged: Paged, offsets: Tensor) -> Tensor:
+        return prefill.attend_prefill(q, pool, paged, offsets, self._prefill, self._pdl)
+
+    def argmax(self, logits: Tensor) -> Tensor:
+        return argmax.argmax(logits, self._pdl)
+
+    def _layer(self, product: Product) -> TritonLinear:
+        layer = TritonLinear(product, self._pdl)
+        self._layers.append(layer)
+        return layer
+
+
+def fold_norm(norm: Tensor, weight: Tensor) -> Tensor:
+    """Multiply the columns of W by the norm's weight, in place, part by part: no second copy of a large W."""
+    weight = weight.contiguous()
+    for part in weight.split(4096):
+        part.copy_(part.float() * norm.float())
+    return weight
+
+
+def _check_head(dim: int) -> None:
+    if dim & (dim - 1) or not 16 <= dim <= LARGEST_HEAD:
+        raise UnsupportedModel(
+            f"head_dim {dim} is not a power of two from 16 to {LARGEST_HEAD}; the GPU kernels cannot run it"
+        )
