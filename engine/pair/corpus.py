@@ -8,6 +8,7 @@ near-duplicates.  Held-out files are indexed first, so a copy of one never reach
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sysconfig
 import zlib
@@ -78,7 +79,10 @@ def standard_library() -> Source:
     """The running interpreter's own modules, third-party folders and its test suite left out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     skipped = SKIPPED_DIRS | {"test", "tests"}
-    files = [p for p in root.rglob("*.py") if not skipped.intersection(p.relative_to(root).parts)]
+    files: list[Path] = []
+    for folder, below, names in os.walk(root):
+        below[:] = [name for name in below if name not in skipped]
+        files += [Path(folder, name) for name in names if name.endswith(".py")]
     return Source(STDLIB, STDLIB_LICENCE, tuple(sorted(files)))
 
 

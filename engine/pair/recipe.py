@@ -34,8 +34,10 @@ class Recipe:
     held_out: tuple[str, ...]
     stdlib_only: bool  # the smoke pair: no dependence on what else is installed
     corpus_bytes: int  # at most so much training text
+    compared_vocab: int  # bytes per token are also given for a vocabulary of this size; 0 for none
+    workload: str  # the evaluation prompts' file
     prompts: int
-    minutes: tuple[float, ...]  # wall clock of each stage, in their order
+    minutes: tuple[float, ...]  # wall clock of each training stage, in their order
     scored_tokens: int  # of the held-out packages, at most
     window: int  # tokens of a target training window
     batch: int  # windows a step
@@ -106,6 +108,8 @@ FULL = Recipe(
     held_out=HELD_OUT,
     stdlib_only=False,
     corpus_bytes=400_000_000,
+    compared_vocab=8192,
+    workload="workload.jsonl",
     prompts=200,
     minutes=(7.0, 7.0, 7.5, 7.0),
     scored_tokens=2_000_000,
@@ -136,6 +140,8 @@ SMOKE = replace(
     held_out=("asyncio", "email"),
     stdlib_only=True,
     corpus_bytes=3_000_000,
+    compared_vocab=0,
+    workload="prompts.json",
     prompts=20,
     minutes=(0.34, 0.05, 0.47, 0.03),
     scored_tokens=50_000,

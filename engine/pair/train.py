@@ -1,7 +1,9 @@
 """Train a pair: ``python -m engine.pair.train --out DIR``.
 
-Stages target -> generations -> drafter -> joint, each bounded by wall clock (at most 8 minutes), run one
-after the other; state between them lies in the work folder, so a stage can be run again on its own.
+The corpus is read and cut into tokens first (most of a minute for the full one); then come the stages target
+-> generations -> drafter -> joint, each bounded by wall clock (at most 8 minutes), one after the other; last,
+accept length and loop share on the held-out prompts.  State between stages lies in the work folder, so one
+can be run again on its own.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from engine.pair.acceptance import CHAIN
 from engine.pair.checkpoint import load_drafter, load_target, save_drafter, save_target
 from engine.pair.corpus import Corpus, build_corpus, installed_sources, standard_library
 from engine.pair.data import (
@@ -33,6 +36,7 @@ from engine.pair.data import (
     save_arrays,
     windows,
 )
+from engine.pair.evaluate import Plan, measure
 from engine.pair.generate import Sampler, looping
 from engine.pair.modules import Target
 from engine.pair.optim import Clock
@@ -41,9 +45,9 @@ from engine.pair.tokenizer import load_tokenizer, save_tokenizer, train_tokenize
 from engine.pair.train_drafter import train_drafter
 from engine.pair.train_joint import JointTrainer
 from engine.pair.train_target import held_out_loss, train_target
-from engine.pair.workload import save_workload
+from engine.pair.workload import load_workload, save_workload
 
-STAGES = ("target", "generations", "drafter", "joint")
+STAGES = ("corpus", "target", "generations", "drafter", "joint", "evaluation")
 TOKENIZER_BYTES = 60_000_000  # text the BPE merges are learnt from
 CHAT_ROWS = 0.1  # of the generations' prompts are chat turns
 SAMPLING_TEMPERATURES = (0.6, 1.0)  # sampled generations draw theirs between these
@@ -79,8 +83,8 @@ def machine(device: torch.device) -> dict[str, str]:
     }
 
 
-def prepare(run: Run) -> None:
-    """Corpus, tokenizer, token streams and the evaluation prompts."""
+def stage_corpus(run: Run) -> None:
+    """Corpus, tokenizer, token streams and the evaluation prompts: bounded by their size, not by the clock."""
     recipe, began = run.recipe, time.monotonic()
     if recipe.stdlib_only:
         corpus = stdlib_corpus(recipe)
@@ -99,10 +103,14 @@ def prepare(run: Run) -> None:
     train = encode_stream(tokenizer, corpus.train, run.seed, chat=True)
     held_out = encode_stream(tokenizer, corpus.held_out, run.seed, chat=False)
     save_arrays(run.work / "tokens.safetensors", train=train, held_out=held_out)
-    name = "prompts.json" if recipe.stdlib_only else "workload.jsonl"
-    save_workload(held_out_prompts(tokenizer, corpus.held_out, recipe.prompts, run.seed), run.out / name)
+    prompts = held_out_prompts(tokenizer, corpus.held_out, recipe.prompts, run.seed)
+    save_workload(prompts, run.out / recipe.workload)
     run.log(f"tokens: train {len(train) / 1e6:.1f} M, held out {len(held_out) / 1e6:.2f} M")
-    run.record("corpus", _corpus_facts(corpus, train, held_out, time.monotonic() - began))
+    facts = _corpus_facts(corpus, train, held_out)
+    if recipe.compared_vocab:
+        other = encode_stream(train_tokenizer(texts, recipe.compared_vocab), corpus.held_out, run.seed, chat=False)
+        facts["bytes_per_token_at_8k"] = facts["held_out_bytes"] / len(other)
+    run.record("corpus", {**facts, "seconds": round(time.monotonic() - began, 1)})
 
 
 def stdlib_corpus(recipe: Recipe) -> Corpus:
@@ -123,7 +131,7 @@ def stdlib_corpus(recipe: Recipe) -> Corpus:
     return corpus
 
 
-def _corpus_facts(corpus: Corpus, train: np.ndarray, held_out: np.ndarray, seconds: float) -> dict[str, Any]:
+def _corpus_facts(corpus: Corpus, train: np.ndarray, held_out: np.ndarray) -> dict[str, Any]:
     sizes: dict[str, int] = {}
     for document in [*corpus.train, *corpus.held_out]:
         sizes[document.package] = sizes.get(document.package, 0) + len(document.text.encode("utf-8"))
@@ -140,24 +148,26 @@ def _corpus_facts(corpus: Corpus, train: np.ndarray, held_out: np.ndarray, secon
         "train_tokens": len(train),
         "held_out_tokens": len(held_out),
         "dropped_files": corpus.dropped,
-        "seconds": round(seconds, 1),
     }
 
 
 def stage_target(run: Run, seconds: float) -> None:
-    """Corpus and tokenizer (unless already in the work folder), then the target."""
+    """The target: next-token training, then its loops trained away."""
     began = time.monotonic()
-    if not (run.work / "tokens.safetensors").exists():
-        prepare(run)
     arrays = load_arrays(run.work / "tokens.safetensors")
     stream = torch.from_numpy(arrays["train"].astype(np.int32)).to(run.device)
     left = seconds - (time.monotonic() - began)
     target, spent = train_target(run.recipe, stream, left, run.seed, run.log)
     save_target(target, run.out / "target")
     facts = {**spent, **held_out_facts(run, arrays["held_out"])}
-    run.log(f"held-out loss {facts['held_out_nats_per_token']:.4f} nats/token, "
-            f"{facts['held_out_bits_per_byte']:.4f} bits/byte")  # fmt: skip
+    run.log(f"target step {facts['steps']}; {loss_line(facts)}")
     run.record("target", {**facts, "recipe": asdict(run.recipe), "seconds": round(time.monotonic() - began, 1)})
+
+
+def loss_line(facts: dict[str, Any]) -> str:
+    """Held-out loss in words."""
+    nats, bits = facts["held_out_nats_per_token"], facts["held_out_bits_per_byte"]
+    return f"held-out loss {nats:.4f} nats/token, {bits:.4f} bits/byte"
 
 
 def held_out_facts(run: Run, held_out: np.ndarray) -> dict[str, Any]:
@@ -193,7 +203,7 @@ def stage_generations(run: Run, seconds: float) -> None:
             "loops_dropped": seen - len(rows),
             "new_tokens": seen * shape.new,
         }
-        run.log(f"generations {shape.prompt}+{shape.new}: {len(rows)} kept of {seen}")
+        run.log(f"generations {shape.prompt}+{shape.new}: {len(rows)} kept of {seen}, the others loop")
     run.record("generations", {**facts, "seconds": round(time.monotonic() - began, 1)})
 
 
@@ -218,6 +228,8 @@ def _generate(
         rows = sampler.run(prompts, temperature)
         kept.append(rows[~looping(rows[:, shape.prompt :])].to("cpu", torch.int32))
         seen += shape.batch
+    if not sum(map(len, kept)):
+        raise ValueError(f"all {seen} generations loop: give the target more minutes")
     return torch.cat(kept).numpy().astype(np.uint16), seen
 
 
@@ -232,6 +244,7 @@ def stage_drafter(run: Run, seconds: float) -> None:
     left = seconds - (time.monotonic() - began)
     drafter, spent = train_drafter(run.recipe, target, generations, left, run.seed, run.log)
     save_drafter(drafter, run.out / "draft")
+    run.log(f"drafter step {spent['steps']} accept@16 {spent['train_accept_length']:.3f}")
     run.record("drafter", {**spent, "seconds": round(time.monotonic() - began, 1)})
 
 
@@ -248,15 +261,42 @@ def stage_joint(run: Run, seconds: float) -> None:
     drafter = load_drafter(run.out / "draft", torch.float32, run.device).requires_grad_(True)
     before = [{k: v.clone() for k, v in model.state_dict().items()} for model in (target, drafter)]
     left = seconds - (time.monotonic() - began)
-    spent = JointTrainer(run.recipe, target, drafter, stream, run.seed).run(left, run.log)
+    spent = JointTrainer(run.recipe, target, drafter, stream, left, run.seed).run(run.log)
     share = run.recipe.joint_merge
     for model, old in zip((target, drafter), before, strict=True):
         model.load_state_dict({k: old[k].lerp(v, share) for k, v in model.state_dict().items()})
     save_target(target, run.out / "target")
     save_drafter(drafter, run.out / "draft")
     facts = {**spent, **held_out_facts(run, arrays["held_out"])}
-    run.log(f"held-out loss {facts['held_out_nats_per_token']:.4f} nats/token")
+    run.log(f"joint accept@16 {facts['train_accept_length']:.3f} loops {facts['loop_share']:.3f}; {loss_line(facts)}")
     run.record("joint", {**facts, "seconds": round(time.monotonic() - began, 1)})
+
+
+def stage_evaluation(run: Run) -> None:
+    """Accept length of the chain at full depth and loop share, greedy, on the held-out prompts."""
+    began, dtype = time.monotonic(), _inference_dtype(run.device)
+    target = load_target(run.out / "target", dtype, run.device)
+    drafter = load_drafter(run.out / "draft", dtype, run.device)
+    plan = Plan(depths=(run.recipe.draft.num_hidden_layers,), nodes=(CHAIN,), temperatures=(0.0,))
+    result = measure(target, drafter, load_workload(run.out / run.recipe.workload), plan)
+    accept = {cell.block: cell.accept.weighted for cell in result["cells"] if cell.package is None}
+    share = result["loop_share"]["0.0"]
+    lengths = ", ".join(f"{length:.2f} at block {block}" for block, length in accept.items())
+    run.log(f"held-out prompts, greedy: loop share {share:.3f}; accept length without loops {lengths}")
+    facts = {"loop_share": share, "accept_length": {str(block): length for block, length in accept.items()}}
+    run.record("evaluation", {**facts, "seconds": round(time.monotonic() - began, 1)})
+
+
+def run_stage(run: Run, stage: str, minutes: float | None) -> None:
+    """One of ``STAGES``; those that train, for ``minutes`` or the recipe's own."""
+    if stage == "corpus":
+        stage_corpus(run)
+    elif stage == "evaluation":
+        stage_evaluation(run)
+    else:
+        trainers = (stage_target, stage_generations, stage_drafter, stage_joint)
+        number = STAGES.index(stage) - 1
+        trainers[number](run, 60 * (minutes or run.recipe.minutes[number]))
 
 
 def _inference_dtype(device: torch.device) -> torch.dtype:
@@ -268,7 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m engine.pair.train", description=__doc__)
     parser.add_argument("--stage", choices=("all", *STAGES), default="all")
     parser.add_argument(
-        "--minutes", type=float, help="per stage, at most 8 (default: the recipe's, a minute in all with --smoke)"
+        "--minutes", type=float, help="each training stage's, at most 8 (default: the recipe's; a minute with --smoke)"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for target/, draft/ and training.json")
     parser.add_argument("--work", type=Path, default=Path(".build/pair"), help="token streams, generations")
@@ -283,10 +323,8 @@ def main(argv: list[str] | None = None) -> int:
     recipe = RECIPES["smoke" if args.smoke else "full"]
     args.out.mkdir(parents=True, exist_ok=True)
     run = Run(recipe, args.out, args.work, args.seed, device)
-    steps = dict(zip(STAGES, (stage_target, stage_generations, stage_drafter, stage_joint), strict=True))
-    minutes = dict(zip(STAGES, recipe.minutes, strict=True))
     for stage in STAGES if args.stage == "all" else (args.stage,):
-        steps[stage](run, 60 * (args.minutes or minutes[stage]))
+        run_stage(run, stage, args.minutes)
         run.log(f"{stage} done")
     return 0
 

@@ -148,7 +148,7 @@ def train_drafter(
         drafted = draft_pass(drafter, target, rows, features, anchors, layout, recipe)
         return drafted.loss, drafted.expected
 
-    observe, cost = compiled(target.features, device), compiled(loss_of, device)
+    observe, cost = compiled(target.features, device, seconds), compiled(loss_of, device, seconds)
     clock, step, accept, history, blocks = Clock(seconds), 0, math.nan, [], 0
     while clock.fraction() < 1:
         number = int(torch.multinomial(shares, 1, generator=choice)) if step > 1 else step % len(shares)
@@ -163,7 +163,7 @@ def train_drafter(
         loss.backward()
         optimiser.step(trapezoid(clock.fraction(), step, 100, 0.4))
         step, blocks = step + 1, blocks + count * layout.blocks
-        if step % 20 == 0:
+        if step % 20 == 1:
             accept = expected.item()
             history.append(accept)
         if step % 500 == 0:

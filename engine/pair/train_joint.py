@@ -64,9 +64,11 @@ def agreement_loss(
 class JointTrainer:
     """Both models, their optimisers and the actor that generates; ``run`` trains for a time."""
 
-    def __init__(self, recipe: Recipe, target: Target, drafter: Drafter, stream: Tensor, seed: int) -> None:
+    def __init__(
+        self, recipe: Recipe, target: Target, drafter: Drafter, stream: Tensor, seconds: float, seed: int
+    ) -> None:
         self.recipe, self.target, self.drafter, self.stream = recipe, target, drafter, stream
-        self.device = stream.device
+        self.device, self.seconds = stream.device, seconds
         torch.manual_seed(seed)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.target_optimiser = Optimiser(target, *recipe.target_lr, weight_decay=0.01)
@@ -78,8 +80,8 @@ class JointTrainer:
         self.sampler = Sampler(self.actor, self.shape.batch, self.shape.length, sampled=True)
         self.pool: deque[Batch] = deque(maxlen=POOL)
         self.loop_share = 0.0
-        self._text_cost = compiled(next_token_loss, self.device)
-        self._draft_cost = compiled(self._draft_loss, self.device)
+        self._text_cost = compiled(next_token_loss, self.device, seconds)
+        self._draft_cost = compiled(self._draft_loss, self.device, seconds)
 
     def _draft_loss(self, rows: Tensor, marked: Tensor, anchors: Tensor, penalise: Tensor) -> tuple[Tensor, Tensor]:
         """Drafter loss and agreement with gradients to both models; expected accept length."""
@@ -124,9 +126,9 @@ class JointTrainer:
         self.draft_optimiser.step(draft_factor)
         return expected.detach()
 
-    def run(self, seconds: float, log: Callable[[str], None]) -> dict[str, Any]:
-        """Train for ``seconds``: the target's rate falls to 0 by 80 % of them, the drafter's by the end."""
-        clock, step, history = Clock(seconds), 0, []
+    def run(self, log: Callable[[str], None]) -> dict[str, Any]:
+        """Train for the time given: the target's rate falls to 0 by 80 % of it, the drafter's by the end."""
+        clock, step, history = Clock(self.seconds), 0, []
         while clock.fraction() < 1:
             if step % STEPS_A_BATCH == 0:
                 self.generate()
@@ -135,7 +137,7 @@ class JointTrainer:
             target_factor = self.recipe.joint_target_lr * max(0.0, 1 - fraction / 0.8)
             expected = self.step(ramp * target_factor, ramp * self.recipe.joint_draft_lr * (1 - fraction))
             step += 1
-            if step % STEPS_A_BATCH == 0:
+            if step % STEPS_A_BATCH == 1:
                 history.append(expected.item())
             if step % (20 * STEPS_A_BATCH) == 0:
                 recent = sum(history[-20:]) / 20

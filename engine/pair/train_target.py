@@ -21,6 +21,7 @@ LOOP_PERIOD = 32  # longer than the rule's 16: a loop must not just grow out of 
 LOOP_RUN = 32  # a row loops here when so many tokens in a row equal the one a period before
 ANTILOOP_LR = 0.15  # of the peak, when the anti-loop phase begins
 UNLIKELIHOOD = 0.5  # its weight beside the next-token loss
+MIN_COMPILED = 180.0  # seconds; compiling a stage's functions takes up to 80, on its clock
 
 
 def precision(device: torch.device) -> torch.autocast:
@@ -28,9 +29,11 @@ def precision(device: torch.device) -> torch.autocast:
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
 
 
-def compiled(function: Function, device: torch.device) -> Function:
-    """``function`` compiled for static shapes on a GPU, as it is on a CPU."""
-    return cast(Function, torch.compile(function, dynamic=False)) if device.type == "cuda" else function
+def compiled(function: Function, device: torch.device, seconds: float) -> Function:
+    """``function`` compiled for static shapes on a GPU when ``seconds`` of training are left to gain from it."""
+    if device.type != "cuda" or seconds < MIN_COMPILED:
+        return function
+    return cast(Function, torch.compile(function, dynamic=False))
 
 
 def next_token_loss(target: Target, batch: Tensor) -> Tensor:
@@ -80,7 +83,7 @@ def train_target(
     optimiser = Optimiser(target, *recipe.target_lr, weight_decay=0.01)
     clock = Clock(seconds)
     pretraining = Clock(seconds * (1 - recipe.antiloop_share))
-    loss_of, step, last = compiled(next_token_loss, device), 0, math.nan
+    loss_of, step, last = compiled(next_token_loss, device, seconds), 0, math.nan
     while pretraining.fraction() < 1:
         with precision(device):
             loss = loss_of(target, windows(stream, recipe.batch, recipe.window + 1, generator))
@@ -113,7 +116,8 @@ def _train_antiloop(
     weights = torch.bfloat16 if device.type == "cuda" else torch.float32
     actor = Target(recipe.target).to(device, weights).requires_grad_(False)
     sampler = Sampler(actor, shape.batch, shape.length, sampled=False)
-    nll, penalty = compiled(next_token_loss, device), compiled(unlikelihood_loss, device)
+    nll = compiled(next_token_loss, device, clock.seconds)
+    penalty = compiled(unlikelihood_loss, device, clock.seconds)
     began, step, shares = clock.fraction(), 0, []
     while clock.fraction() < 1:
         actor.load_state_dict(target.state_dict())
