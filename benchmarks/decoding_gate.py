@@ -61,6 +61,7 @@ TESTS = (
     "tests/engine/test_speculate.py",
     "tests/engine/test_policy.py",
     "tests/engine/test_stops.py",
+    "tests/engine/test_exactness.py",
     "tests/engine/test_sampling.py",
     "tests/engine/test_text.py",
     "tests/engine/test_server_real.py",

@@ -2,10 +2,10 @@
 
 Speculation promises the target's own text, so every candidate is asked, over HTTP and by token ids, to continue what
 the server without speculation has written (`reference.py`): from the prompts, first one alone and then all at once,
-and from cut points within the texts, all beside each other and more of them than may run. Where a candidate differs,
-its token must be a tie by the reference's own scores, and it is asked again from behind that place, so that a first
-difference hides nothing. What it made of its own way after a tie the reference has not seen: those texts are kept in
-the record, and `score_texts` has the relaunched reference score them.
+beside continuations of the texts from cut points within them. Where a candidate differs, its token must be a tie by
+the reference's own scores, and it is asked again from behind that place, so that a first difference hides nothing.
+What it made of its own way after a tie the reference has not seen: those texts are kept in the record, and
+`score_texts` has the relaunched reference score them.
 
 A candidate also fails when its text runs in circles and the reference's does not, and when its drafts are accepted
 far too rarely (`acceptance.py`).
@@ -35,12 +35,14 @@ from tuner.records import FailureKind, TrialSpec
 from tuner.reference import TOP, OwnText, Parity, Peer, Reference, ReferenceText, regret, unit_of
 from tuner.supervise import Supervised
 
-TEXTS = 6
+TEXTS = 5
 LENGTH = 56  # tokens of a text; a loop shows in 48
 BATCH = 16  # requests at once, beside which the reference is compared with itself
-CUT_EVERY = 36  # tokens from one cut point of a text to the next
+CUT_EVERY = 45  # tokens from one cut point of a text to the next
+CUT_LATER = 9  # tokens by which the first cut point of a text lies behind that of the text before
 CUT_LENGTH = 6
 RESUMED = 4  # times that a text which left the reference at a tie is taken up behind it
+RESUMED_LENGTH = 28  # tokens; a longer rest is taken up in parts, all at once, which takes fewer rounds
 MOST_LINES = 4  # of evidence of one sort
 SELF_UNITS, SELF_NATS = 8, 0.05  # a reference that contradicts itself by more than both judges nobody
 
@@ -242,7 +244,7 @@ async def judge(
     pieces += await _pieces(server, reference, [*whole, *_cuts(reference)])
     texts, made = pieces[1 : 1 + len(whole)], pieces
     for _ in range(RESUMED):
-        wanted = [again for piece in made if (again := _resumed(piece, reference, bound)) is not None]
+        wanted = [part for piece in made for part in _resumed(piece, reference, bound)]
         if not wanted:
             break
         made = await _pieces(server, reference, list(dict.fromkeys(wanted)))
@@ -282,17 +284,18 @@ def _cuts(reference: Reference) -> list[tuple[int, int, int]]:
     return [
         (index, start, min(CUT_LENGTH, reference.length - start))
         for index, text in enumerate(reference.texts)
-        for start in range(5 + 7 * index % CUT_EVERY, len(text.tokens) - 1, CUT_EVERY)
+        for start in range(5 + CUT_LATER * index % CUT_EVERY, len(text.tokens) - 1, CUT_EVERY)
     ]
 
 
-def _resumed(piece: Piece, reference: Reference, bound: float) -> tuple[int, int, int] | None:
+def _resumed(piece: Piece, reference: Reference, bound: float) -> list[tuple[int, int, int]]:
     """Return what to ask for behind the tie at which a piece left the reference."""
     left = piece.compared.left
     if left is None or piece.compared.cost > bound:
-        return None
-    rest = piece.start + piece.asked - (left + 1)
-    return (piece.text, left + 1, rest) if rest > 0 and left + 1 < len(reference.texts[piece.text].tokens) else None
+        return []
+    asked, written = piece.start + piece.asked, len(reference.texts[piece.text].tokens)
+    starts = range(left + 1, min(asked, written), RESUMED_LENGTH)
+    return [(piece.text, start, min(RESUMED_LENGTH, asked - start)) for start in starts]
 
 
 def _circles(piece: Piece, reference: Reference) -> bool:

@@ -102,7 +102,7 @@ FAULTS: dict[str, tuple[Speaker, FailureKind, str]] = {
     "only beside others": (Speaker(lambda p, i, flying: 5 * (i == 9 and flying > 4)), "lost_parity", "beyond a tie"),
     "only alone": (Speaker(lambda p, i, flying: 5 * (i == 9 and flying == 1)), "lost_parity", "beyond a tie"),
     "only behind a tie": (
-        Speaker(lambda p, i, _: 2 if i == 10 and p in PROMPTS else 6 * (len(p) + i > 50 and i == 40)),
+        Speaker(lambda p, i, _: 2 if i == 10 and p in PROMPTS else 6 * (len(p) + i > 50 and i == 20)),
         "lost_parity",
         "",
     ),
