@@ -92,14 +92,14 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _generate(arguments: argparse.Namespace) -> int:
     config = bundled() if arguments.config is None else _single(arguments.config)
-    from engine.loop import Loop
     from engine.request import Request
-    from engine.runtime import build, resolve
+    from engine.runtime import resolve
+    from engine.start import build_any, loop_of
     from engine.text import Text
 
     plan = resolve(config)
     text = Text(target_folder(config))
-    loop = Loop(build(plan))
+    loop = loop_of(build_any(plan))
     outputs: dict[int, list[int]] = {}
     for number, prompt in enumerate(arguments.prompts):
         tokens = tuple(text.encode(prompt))

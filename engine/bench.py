@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.config import BUNDLED, EngineConfig
-from engine.loop import Loop, Stats
+from engine.loop import Stats
 from engine.protocol import Acceptance, Rounds
 from engine.request import Request
-from engine.runtime import build, resolve
+from engine.runtime import resolve
+from engine.start import AnyLoop, build_any, loop_of
 
 Prompt = tuple[int, ...]
 DECODE_CONCURRENCY = (1, 4, 16)
@@ -56,7 +57,7 @@ class Run:
         return self.tokens / self.seconds
 
 
-def run_requests(loop: Loop, prompts: Sequence[Prompt], output_tokens: int) -> Run:
+def run_requests(loop: AnyLoop, prompts: Sequence[Prompt], output_tokens: int) -> Run:
     """Submit all prompts at once and run until the last one ends; eos is ignored."""
     began = time.perf_counter()
     outputs: dict[int, list[int]] = {}
@@ -94,8 +95,8 @@ def bench(
         JSON: per config its resolved form and versions, and per concurrency tok_s (each repeat, median), accept
         length, rows a request verified in a round, and ms of a round by phase.
     """
-    runtimes = {name: build(resolve(config)) for name, config in configs.items()}
-    loops = {name: Loop(runtime) for name, runtime in runtimes.items()}
+    runtimes = {name: build_any(resolve(config)) for name, config in configs.items()}
+    loops = {name: loop_of(runtime) for name, runtime in runtimes.items()}
     levels: dict[str, list[dict[str, Any]]] = {name: [] for name in configs}
     for concurrency in concurrencies:
         runs: dict[str, list[float]] = {name: [] for name in configs}

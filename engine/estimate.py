@@ -29,17 +29,20 @@ from engine.machine import (
 )
 from engine.parameters import (
     Parameters,
+    attention_backend,
     compute_dtype,
     draft_at,
     draft_layers,
     draft_parameters,
     draft_paths,
+    kernels_fit,
     kv_bytes_per_token,
     kv_dtype,
     max_len,
     page_size,
     parameters,
     prefill_chunk,
+    rows_behind,
     weight_bytes_each,
 )
 from engine.roofline import (
@@ -75,6 +78,7 @@ __all__ = [
     "Refusal",
     "RoundEstimate",
     "advise",
+    "attention_backend",
     "build_target_layer_ids",
     "check",
     "compute_dtype",
@@ -100,6 +104,7 @@ __all__ = [
     "read_draft_shape",
     "read_shape",
     "round_time",
+    "rows_behind",
     "usable_cores",
     "visible_gpus",
 ]
@@ -172,7 +177,7 @@ def _activation_bytes(
     decode = decode_rows * (row + logits)
     prefill = prefill_chunk(config) * row + config.memory.max_running * logits
     # Attention reads the pages of one layer through a copy when no kernel reads them in place.
-    gathers = config.backend.kind == "native" and config.attention.backend in ("auto", "torch")
+    gathers = config.backend.kind == "native" and attention_backend(config, shape, machine) == "torch"
     per_layer = kv_bytes_per_token(shape, kv_dtype(config, shape, machine), 1, tensor)
     longest = min(max_len(config, shape), config.memory.kv_tokens or max_len(config, shape))
     gathered = per_layer * longest * config.memory.max_running if gathers else 0
@@ -240,7 +245,7 @@ def _kv_tokens(config: EngineConfig, shape: ModelShape, machine: Machine, weight
     tokens = max(0, int(room // each // page) * page)
     if fraction is not None and (config.backend.kind != "native" or config.memory.prefix_cache):
         return tokens  # what no running request needs keeps prefixes
-    one = math.ceil((max_len(config, shape) + config.reserved_rows) / page) * page
+    one = math.ceil((max_len(config, shape) + rows_behind(config, shape, machine)) / page) * page
     return min(tokens, config.memory.max_running * one)
 
 
@@ -255,6 +260,7 @@ def check(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, mac
         found += _drafter(config, shape, draft)
     if isinstance(config.graphs, Captured) and machine.kind == "cpu":
         found.append(Refusal("graphs.kind", "captured graphs need a CUDA GPU, and this machine has none; use eager"))
+    found += _kernels(config, shape, machine)
     if not found:  # the arithmetic of memory means something only for a config that is otherwise possible
         found += _memory(config, shape, draft, machine)
     return tuple(found)
@@ -283,6 +289,17 @@ def _parallel(config: EngineConfig, shape: ModelShape, draft: DraftShape | None,
         yield Refusal("parallel.pipeline", f"{parallel.pipeline} stages for {shape.layers} layers; use fewer")
     if machine.kind == "cuda" and parallel.gpus > machine.devices:
         yield Refusal("parallel", f"needs {parallel.gpus} GPUs, this machine has {machine.devices}; lower a degree")
+
+
+def _kernels(config: EngineConfig, shape: ModelShape, machine: Machine) -> Iterator[Refusal]:
+    """Yield why the native engine's device rounds cannot run the model, where the config insists on them."""
+    if config.backend.kind != "native" or machine.kind == "cpu" or kernels_fit(config, shape, machine):
+        return
+    what = f"head_dim {shape.head_dim} in {compute_dtype(config, shape, machine)}"
+    if config.attention.backend == "triton":
+        yield Refusal("attention.backend", f"the Triton kernels have no {what}; use auto")
+    elif isinstance(config.graphs, Captured):
+        yield Refusal("graphs.kind", f"captured rounds need the Triton kernels, which have no {what}; use eager")
 
 
 def _lengths(config: EngineConfig, shape: ModelShape) -> Iterator[Refusal]:

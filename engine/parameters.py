@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from engine.config import DFlashDraft, EngineConfig, NoDraft, PolicyDraft
+from engine.config import DDTreeDraft, DFlashDraft, EngineConfig, NoDraft, PolicyDraft
 from engine.errors import ConfigError
 from engine.machine import Machine
 from engine.shape import DTYPE_BYTES, DraftShape, ModelShape
@@ -164,6 +164,35 @@ def page_size(config: EngineConfig) -> int:
 def prefill_chunk(config: EngineConfig) -> int:
     """Return the most prompt tokens of one step."""
     return config.memory.prefill_chunk or PREFILL_CHUNK
+
+
+# --- where rounds run ---
+
+
+def attention_backend(config: EngineConfig, shape: ModelShape, machine: Machine) -> str:
+    """Return the native engine's attention kernels: those asked for, else Triton's where they can run, else torch's.
+
+    Triton's come with rounds that run on the device as a whole; trees, float64 and odd heads have none yet.
+    """
+    if config.attention.backend != "auto" or config.backend.kind != "native":
+        return config.attention.backend
+    fits = machine.kind == "cuda" and not any(isinstance(draft, DDTreeDraft) for draft in config.drafts)
+    return "triton" if fits and kernels_fit(config, shape, machine) else "torch"
+
+
+def kernels_fit(config: EngineConfig, shape: ModelShape, machine: Machine) -> bool:
+    """Whether the Triton kernels know the model's precision and head dimension."""
+    power_of_two = 16 <= shape.head_dim <= 256 and shape.head_dim & (shape.head_dim - 1) == 0
+    return power_of_two and compute_dtype(config, shape, machine) in ("bfloat16", "float32")
+
+
+def rows_behind(config: EngineConfig, shape: ModelShape, machine: Machine) -> int:
+    """Return the cache slots that one request needs behind its text.
+
+    Its last round's rows; rounds on a device are launched before the round before them is read, so one round more.
+    """
+    ahead = config.backend.kind == "native" and attention_backend(config, shape, machine) == "triton"
+    return config.reserved_rows * (2 if ahead else 1)
 
 
 # --- drafts of a config ---

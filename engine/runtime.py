@@ -111,13 +111,14 @@ def resolve(config: EngineConfig) -> Plan:
     _refuse(ConfigError, reasons)
     dtype = estimate.compute_dtype(config, shape, machine)
     max_len, page = estimate.max_len(config, shape), estimate.page_size(config)
+    attention = estimate.attention_backend(config, shape, machine)
     kv_tokens = estimate.memory(config, shape, draft_shape, machine).kv_tokens
     memory = {"page_size": page, "prefill_chunk": estimate.prefill_chunk(config), "kv_tokens": kv_tokens}
     resolved = config.model_copy(
         update={
             "model": config.model.model_copy(update={"dtype": dtype, "kv_dtype": dtype, "max_len": max_len}),
             "draft": resolve_draft(config.draft, draft_shape),
-            "attention": config.attention.model_copy(update={"backend": "torch"}),
+            "attention": config.attention.model_copy(update={"backend": attention}),
             "backend": config.backend.model_copy(update={"version": VERSION}),
             "memory": config.memory.model_copy(update=memory | {"kv_fraction": None}),
         }

@@ -41,7 +41,7 @@ from engine.wire import (
 )
 
 if TYPE_CHECKING:
-    from engine.loop import Loop
+    from engine.start import AnyLoop
 
 DRAFT: TypeAdapter[Draft] = TypeAdapter(Draft)
 CHUNK = 1 << 20
@@ -106,13 +106,13 @@ def run(channel: Channel, config: EngineConfig) -> None:
         EngineError: a known cause, while loading.
     """
     # torch is imported only here: the config is judged, and a bad one reported, without it where possible.
-    from engine.loop import Loop
-    from engine.runtime import build, resolve
+    from engine.runtime import resolve
+    from engine.start import build_any, loop_of
 
     began = time.perf_counter()
-    runtime = build(resolve(config))
-    warm_up(Loop(runtime))
-    loop = Loop(runtime)  # counts from zero
+    runtime = build_any(resolve(config))
+    warm_up(loop_of(runtime))
+    loop = loop_of(runtime)  # counts from zero
     channel.send(Ready(runtime.describe() | {"seconds_load": time.perf_counter() - began}))
     draining = False
     while not channel.closed:
@@ -143,7 +143,7 @@ def _request(frame: Submit) -> Request:
     return Request(frame.id, frame.prompt, frame.max_tokens, frame.eos, sampling, frame.logprobs, frame.echo)
 
 
-def _set_draft(loop: Loop, frame: SetDraft) -> DraftSet:
+def _set_draft(loop: AnyLoop, frame: SetDraft) -> DraftSet:
     try:
         loop.set_draft(DRAFT.validate_python(frame.draft))
     except ConfigError as error:
@@ -162,7 +162,7 @@ def _tokens(progress: Progress) -> Tokens:
     )
 
 
-def warm_up(loop: Loop) -> None:
+def warm_up(loop: AnyLoop) -> None:
     """Run one short request through every path, so that the first client does not pay for first calls."""
     reason = loop.submit(Request(id=-1, prompt=(0, 0, 0, 0), max_tokens=4))
     if reason is not None:

@@ -30,14 +30,16 @@ from engine.shape import DynamicRope
 
 VERSION = "0.1.0"  # pyproject.toml says the same; a test compares them
 
-# What this version can do beyond the plain dense, eager, one-device server. Later versions add names here and
+# What this version can do beyond the plain dense, one-device server. Later versions add names here and
 # nowhere else; a config or model that needs a name that is not here is refused.
 CAPABILITIES: frozenset[str] = frozenset(
     {
         "dflash",
         "ddtree",
         "policy",
+        "captured",
         "attention.torch",
+        "attention.triton",
     }
 )
 
@@ -49,6 +51,8 @@ _ADVICE: dict[str, tuple[str, str]] = {
     "policy_models": ("several drafter models in one policy", "name the same draft.model in every range"),
     "window": ("a draft window", "set it to null"),
     "captured": ("graphs.kind captured", "use eager"),
+    "captured_trees": ("captured rounds of trees", "use eager, or draft.kind dflash or none"),
+    "triton_trees": ("trees on the Triton kernels", "use auto, or draft.kind dflash or none"),
     "tensor": ("tensor parallelism", "set it to 1"),
     "data": ("data parallelism", "set it to 1"),
     "expert": ("expert parallelism", "set it to 1"),
@@ -81,6 +85,10 @@ def _needs(config: EngineConfig) -> Iterator[Need]:
     for path, draft in draft_paths(config):
         if isinstance(draft, DDTreeDraft):
             yield Need("ddtree", f"{path}.kind")
+            if isinstance(config.graphs, Captured):
+                yield Need("captured_trees", f"{path}.kind")
+            elif config.attention.backend == "triton":
+                yield Need("triton_trees", f"{path}.kind")
         else:
             yield Need("dflash", f"{path}.kind")
         if draft.window is not None:
@@ -146,10 +154,30 @@ def refusals(config: EngineConfig, machine: Machine) -> tuple[Refusal, ...]:
         found.append(Refusal("backend.kind", f"this is the native engine, and the config is for {config.backend.kind}"))
     elif config.backend.version not in (None, VERSION):
         found.append(Refusal("backend.version", f"this native engine is {VERSION}; set it to null or {VERSION}"))
-    if isinstance(config.graphs, Captured) and machine.kind == "cpu" and "captured" in CAPABILITIES:
-        found.append(Refusal("graphs.kind", "captured graphs need a CUDA GPU and none is visible; use eager"))
+    if "captured" in CAPABILITIES:
+        found.extend(_device_rounds(config, machine))
     found.extend(_hub_names(config))
     return tuple(found)
+
+
+def _device_rounds(config: EngineConfig, machine: Machine) -> Iterator[Refusal]:
+    """Yield what keeps rounds from running on a GPU as a whole, where the config asks for it."""
+    captured = isinstance(config.graphs, Captured)
+    if machine.kind == "cpu":
+        if captured:
+            yield Refusal("graphs.kind", "captured graphs need a CUDA GPU and none is visible; use eager")
+        if config.attention.backend == "triton":
+            yield Refusal("attention.backend", "the Triton kernels need a CUDA GPU and none is visible; use auto")
+        return
+    if captured and config.attention.backend == "torch":
+        yield Refusal("attention.backend", "captured rounds need the Triton kernels; use auto")
+    if isinstance(config.graphs, Captured) and config.graphs.batch_sizes[-1] < config.memory.max_running:
+        largest, most = config.graphs.batch_sizes[-1], config.memory.max_running
+        yield Refusal(
+            "graphs.batch_sizes",
+            f"a round of up to {most} running requests (memory.max_running) fits no captured size, the largest is "
+            f"{largest}; add {most}, or lower memory.max_running to {largest}",
+        )
 
 
 def model_refusals(shape: ModelShape, draft: DraftShape | None = None) -> tuple[Refusal, ...]:

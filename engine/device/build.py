@@ -18,7 +18,7 @@ from engine.device.state import State
 from engine.drafters.build import judge
 from engine.errors import ConfigError
 from engine.kernels.base import Ops
-from engine.kernels.reference import ReferenceOps
+from engine.kernels.build import ops_for
 from engine.kv_cache import PoolShape
 from engine.model.draft import draft_tensors
 from engine.model.target import target_tensors
@@ -104,7 +104,7 @@ def build_device(plan: Plan, ops: Ops | None = None) -> DeviceRuntime:
     layers = max((draft.layers or 0 for draft in config.drafts if isinstance(draft, DFlashDraft)), default=0)
     draft_kv = None if plan.draft_shape is None else draft_pool(plan.draft_shape, layers)
     with memory_errors():
-        models = _models(plan, ops or _ops(device), dtype, layers, longest)
+        models = _models(plan, ops or ops_for(device), dtype, layers, longest)
         state = State(
             target=target_pool(plan.shape),
             draft=draft_kv,
@@ -145,15 +145,6 @@ def _models(plan: Plan, ops: Ops, dtype: torch.dtype, layers: int, positions: in
         return Models(ops, target, None)
     tensors = draft_tensors(plan.draft_shape, draft_folder(config, speculative[0]), dtype, plan.device, seed)
     return Models(ops, target, DeviceDraft(plan.draft_shape, tensors, target, ops, layers, positions))
-
-
-def _ops(device: torch.device) -> Ops:
-    """Return the kernels of a device: Triton's on a GPU."""
-    if device.type == "cpu":
-        return ReferenceOps()
-    from engine.kernels.triton_ops import TritonOps
-
-    return TritonOps()
 
 
 @cache

@@ -58,7 +58,9 @@ NOT_YET = {
     "ddtree": ({"draft": TREE}, "draft.kind"),
     "policy": ({"draft": {"kind": "policy", "by_running": [[1, None, {"kind": "none"}]]}}, "draft.kind"),
     "window": ({"draft": {"kind": "dflash", "window": 64}}, "draft.window"),
-    "captured": ({"graphs": {"kind": "captured"}}, "graphs.kind"),
+    "captured": ({"graphs": {"kind": "captured", "batch_sizes": [1, 16]}}, "graphs.kind"),
+    "captured_trees": ({"graphs": {"kind": "captured", "batch_sizes": [1, 16]}, "draft": TREE}, "draft.kind"),
+    "triton_trees": ({"attention": {"backend": "triton"}, "draft": TREE}, "draft.kind"),
     "tensor": ({"parallel": {"tensor": 2}}, "parallel.tensor"),
     "data": ({"parallel": {"data": 2}}, "parallel.data"),
     "expert": ({"parallel": {"tensor": 2, "expert": 2}}, "parallel.expert"),
@@ -99,10 +101,26 @@ def test_captured_graphs_need_a_gpu_even_when_built(monkeypatch: pytest.MonkeyPa
     assert "CUDA" in found[0].reason
 
 
+def test_device_rounds_are_refused_where_they_cannot_run() -> None:
+    captured = {"kind": "captured", "batch_sizes": [1, 8]}
+    for sections, machine, path, words in (
+        ({"attention": {"backend": "triton"}}, CPU, "attention.backend", "need a CUDA GPU"),
+        ({"graphs": captured}, H200, "graphs.batch_sizes", "add 16, or lower memory.max_running to 8"),
+        (
+            {"graphs": captured, "memory": {"max_running": 8}, "attention": {"backend": "torch"}},
+            H200,
+            "attention.backend",
+            "use auto",
+        ),
+    ):
+        [refusal] = native.refusals(config(**sections), machine)
+        assert (refusal.path, words in refusal.reason) == (path, True), refusal
+
+
 @pytest.mark.parametrize(
     ("sections", "path", "words"),
     [
-        ({"attention": {"backend": "fa9"}}, "attention.backend", "use auto or torch"),
+        ({"attention": {"backend": "fa9"}}, "attention.backend", "use auto or torch or triton"),
         ({"model": {"target": "bundled", "trust_remote_code": True}}, "model.trust_remote_code", "never runs code"),
         ({"model": {"target": "bundled", "revision": "main"}}, "model.revision", "set it to null"),
         ({"backend": {"version": "9.9"}}, "backend.version", native.VERSION),
@@ -141,12 +159,15 @@ def test_accepted_is_exactly_what_is_built(raw: dict[str, Any], sections: set[st
 
 def _is_built(asked: EngineConfig) -> bool:
     capable = native.CAPABILITIES
+    trees = any(draft.kind == "ddtree" for draft in asked.drafts)
     degrees = dataclasses.asdict(Degrees(**asked.parallel.model_dump()))
     plain = {
         "policy": asked.draft.kind != "policy",
-        "ddtree": all(draft.kind != "ddtree" for draft in asked.drafts),
+        "ddtree": not trees,
         "window": all(draft.window is None for draft in asked.drafts if isinstance(draft, DFlashDraft)),
         "captured": asked.graphs.kind == "eager",
+        "captured_trees": asked.graphs.kind == "eager" or not trees,
+        "triton_trees": asked.attention.backend != "triton" or not trees,
         "prefix_cache": not asked.memory.prefix_cache,
         "quantization": asked.model.quantization is None,
         "kv_dtype": asked.model.kv_dtype in ("auto", asked.model.dtype),
@@ -154,6 +175,8 @@ def _is_built(asked: EngineConfig) -> bool:
         **{name: degree == 1 for name, degree in degrees.items()},
     }
     never = asked.model.trust_remote_code or asked.model.revision is not None
+    if asked.graphs.kind == "captured":
+        never |= asked.graphs.batch_sizes[-1] < asked.memory.max_running or asked.attention.backend == "torch"
     version = asked.backend.kind == "native" and asked.backend.version in (None, native.VERSION)
     return version and not never and all(fine or name in capable for name, fine in plain.items())
 
