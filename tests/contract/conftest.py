@@ -1,7 +1,8 @@
 """One server of each backend for the whole suite, started and stopped as the tuner does it.
 
 The native engine always takes part. Foreign servers are opted in with their marker (`-m sglang`) and found in the
-machine's backends file; without the marker their tests are not collected.
+machine's backends file; without the marker their tests are not collected. On a GPU SGLang computes in bfloat16, which
+its kernels ask for, and takes part with DFLASH, too; what is compared then allows for near-ties.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 from engine import backends
 from engine.backends import Backend, find_command
 from engine.config import EngineConfig
+from engine.estimate import detect_machine
 from engine.pair.workload import load_workload
 from tuner.leases import fresh_port
 from tuner.load.client import Endpoint
@@ -36,10 +38,15 @@ COMMON: dict[str, Any] = {
     "model": {"target": "bundled", "dtype": "float32"},
     "memory": {"max_running": 8, "kv_tokens": 8192},
 }
+ON_GPU = detect_machine().kind == "cuda"
+SGLANG = {**COMMON, "backend": {"kind": "sglang"}}
+if ON_GPU:
+    SGLANG["model"] = {"target": "bundled", "dtype": "bfloat16"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "native": {**COMMON, "draft": {"kind": "none"}},
     "native-dflash": {**COMMON, "draft": {"kind": "dflash", "block_size": 8}},
-    "sglang": {**COMMON, "draft": {"kind": "none"}, "backend": {"kind": "sglang"}},
+    "sglang": {**SGLANG, "draft": {"kind": "none"}},
+    "sglang-dflash": {**SGLANG, "draft": {"kind": "dflash", "block_size": 8}},
 }
 
 
@@ -53,6 +60,16 @@ class Served:
     process: Supervised
     endpoint: Endpoint
     info: dict[str, Any]
+
+    @property
+    def exact(self) -> bool:
+        """Whether equal texts can be asked of it."""
+        return self.config.model.dtype == "float32"
+
+    @property
+    def scores(self) -> bool:
+        """Whether it gives log-probabilities: SGLang refuses them with DFLASH."""
+        return self.name != "sglang-dflash"
 
     @property
     def url(self) -> str:
@@ -93,7 +110,12 @@ def prompts() -> list[tuple[int, ...]]:
 
 @pytest.fixture(
     scope="session",
-    params=["native", "native-dflash", pytest.param("sglang", marks=pytest.mark.sglang)],
+    params=[
+        "native",
+        "native-dflash",
+        pytest.param("sglang", marks=pytest.mark.sglang),
+        *([pytest.param("sglang-dflash", marks=pytest.mark.sglang)] if ON_GPU else []),
+    ],
 )
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A ready server; at the end it is stopped, and nothing of it may be left."""
