@@ -305,10 +305,16 @@ def _circles(piece: Piece, reference: Reference) -> bool:
 async def _not_its_own(server: Server, reference: Reference, circling: Sequence[Piece], bound: float) -> list[Piece]:
     """Return those circling texts that the candidate does not even agree with itself.
 
-    A small model may run in circles on the other side of a tie; then scoring the text gives the same tokens.
+    A small model may run in circles on the other side of a tie; then scoring the text gives the same tokens. A server
+    that scores nothing (SGLang with DFLASH) leaves its own texts to the relaunched reference.
     """
     texts = [OwnText(text=piece.text, tokens=piece.said, judged=0) for piece in circling]
-    scored = await score_texts(server, reference, texts)
+    try:
+        scored = await score_texts(server, reference, texts)
+    except Unanswered as error:
+        if not error.refused:
+            raise
+        return []
     return [piece for piece, score in zip(circling, scored, strict=True) if score.regret > bound]
 
 

@@ -147,6 +147,7 @@ def test_circles_that_the_model_itself_runs_are_no_garbage() -> None:
             return await parity._not_its_own(server, REFERENCE, [piece], 0.25)
 
     assert asyncio.run(run(Speaker(circling))) == [piece]  # the language never repeats a token so often
+    assert asyncio.run(run(Speaker(circling, scores=False))) == []  # no scores: left to the relaunched reference
 
 
 def test_a_coarser_type_is_judged_by_its_own_rounding() -> None:
