@@ -15,15 +15,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
-from tuner.points import violations
+from tuner.points import objectives_of, violations
 from tuner.racing import Axis, expected
 from tuner.records import Level, TrialRecord, canonical, config_dict
 from tuner.sampling import DEFAULT, Observation, Pool, Proposal, Sampler, View, key_of, seed_of
+from tuner.sampling.surrogate import believed
 from tuner.space import Assignment, Infeasible, Refusals, Space
 from tuner.suggest import Suggestion, parameters, suggest
 
 if TYPE_CHECKING:
     import optuna
+
+    from tuner.sampling.process import PriorState
 
 ATTEMPTS = 12  # suggestions drawn before a point is drawn at random instead
 DRAWS = 2000  # random points tried before the space counts as exhausted, where it cannot be counted out
@@ -89,6 +92,17 @@ class Brain:
             self._pool = Pool.of(self._space)
         return self._pool
 
+    @property
+    def sampler(self) -> Sampler:
+        """Who chooses."""
+        return self._sampler
+
+    def prior(self, number: int) -> PriorState:
+        """Return what has become of the prior's guesses: none given, believed so far, or dropped on every axis."""
+        if self.pool.guesses is None:
+            return "none"
+        return "believed" if believed(self.view(number)) else "dropped"
+
     def view(self, number: int, attempt: int = 0) -> View:
         """Return what a sampler is shown for a trial number."""
         return View(
@@ -105,7 +119,15 @@ class Brain:
     # ----------------------------------------------------------------------------------------------- tell
 
     def tell(self, record: TrialRecord) -> None:
-        """Learn from a record; what belongs to no point of the space is only remembered as seen."""
+        """Learn from a record; what belongs to no point of the space is only remembered as seen.
+
+        What the machine was to blame for, and what was disturbed on purpose, teaches nothing.
+        """
+        if record.blameless or record.role == "calibration":
+            assignment = self._space.assignment_of(record.config)
+            if assignment is not None and record.blameless:
+                self._running.pop(key_of(assignment), None)
+            return
         self._seen.add(canonical(record.config))
         assignment = self._space.assignment_of(record.config)
         if assignment is None:
@@ -146,14 +168,9 @@ class Brain:
             return self._expected(record)
         if record.state != "measured":
             return None
-        values = []
-        for objective in self._objectives:
-            level = record.level(objective.level(self._space.levels))
-            value = level.metrics.get(objective.metric) if level is not None else None
-            if value is None:
-                return None
-            values.append(value)
-        return values
+        found = objectives_of(record, self._space)
+        values = [value for value in found if value is not None]
+        return values if len(values) == len(found) else None
 
     def _expected(self, record: TrialRecord) -> list[float] | None:
         """Return the values that a candidate would probably have had whose other levels a race left out."""

@@ -10,7 +10,8 @@ from tuner.durations import format_duration
 from tuner.records import TrialRecord
 from tuner.space.model import Budget
 
-CONFIRMED = 3  # configurations measured again at the end
+CONFIRMED = 3  # launches at the end of a short study
+SHARE = 0.15  # of the launches of a longer one
 RESERVE = 0.2  # at most this share of the wall time is kept back for that
 
 
@@ -30,8 +31,14 @@ class Ledger:
 
 
 def launched(records: Sequence[TrialRecord]) -> int:
-    """Return how many trials count against the budget: launches, without confirmations."""
-    return sum(record.role != "confirm" and record.state != "infeasible" for record in records)
+    """Return how many trials count against the budget: launches of baseline and search that could begin."""
+    searched = (r for r in records if r.role in ("baseline", "search", "repeat"))
+    return sum(record.state != "infeasible" and not record.blameless for record in searched)
+
+
+def confirmations(launches: int) -> int:
+    """Return how many launches confirm what so many have found."""
+    return max(CONFIRMED, round(SHARE * launches))
 
 
 def trial_seconds(record: TrialRecord) -> float:
@@ -43,7 +50,7 @@ def reserve(budget: Budget, ledger: Ledger) -> float:
     """Return the seconds that the search leaves for the confirmation."""
     if budget.wall is None or ledger.trial_seconds is None:
         return 0.0
-    return min(CONFIRMED * ledger.trial_seconds, RESERVE * budget.wall)
+    return min(confirmations(ledger.launched) * ledger.trial_seconds, RESERVE * budget.wall)
 
 
 def why_stop(budget: Budget, ledger: Ledger, gpus: int, kept_back: float = 0.0, *, count: bool = True) -> str | None:
@@ -65,17 +72,18 @@ def why_stop(budget: Budget, ledger: Ledger, gpus: int, kept_back: float = 0.0, 
     return None
 
 
-def seconds_left(budget: Budget, ledger: Ledger, confirmations: int | None = None) -> float | None:
+def seconds_left(budget: Budget, ledger: Ledger, to_confirm: int | None = None) -> float | None:
     """Return how long search and confirmation will go on, None while nothing is known.
 
-    `confirmations`: how many are still to come once the search is over; None while it goes on.
+    `to_confirm`: how many launches are still to come once the search is over; None while it goes on.
     """
     ends = []
     if budget.wall is not None:
         ends.append(max(0.0, budget.wall - ledger.seconds))
     if ledger.trial_seconds is not None:
-        if confirmations is not None:
-            ends.append(confirmations * ledger.trial_seconds)
+        if to_confirm is not None:
+            ends.append(to_confirm * ledger.trial_seconds)
         elif budget.trials is not None:
-            ends.append((max(0, budget.trials - ledger.launched) + CONFIRMED) * ledger.trial_seconds)
+            still = max(0, budget.trials - ledger.launched) + confirmations(budget.trials)
+            ends.append(still * ledger.trial_seconds)
     return min(ends, default=None)

@@ -8,7 +8,7 @@ alternately to the leader and to the challenger that may yet overtake it (top-tw
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from tuner.sampling.gp import fit
 from tuner.space import Assignment, Objective, Space
 
 CONFIDENCE_Z = 1.96
-SHARE = 0.15  # of a budget, kept for the end
+BESIDE = 3  # launches between two of the baseline
 OPTIMISM = 1.5  # standard deviations that a challenger may be better than it looks
 
 
@@ -104,6 +104,55 @@ def next_to_measure(ranked: Sequence[Contender]) -> Contender | None:
     leader, *others = ranked
     challenger = min(others, key=lambda other: other.cost - OPTIMISM * other.sd)
     return leader if leader.sd >= challenger.sd else challenger
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a search has come to, by trial: the one to recommend, those on the front best first, the baseline; and, in
+    the order of their launches, the trials that were measured again."""
+
+    recommended: int | None
+    front: tuple[int, ...]
+    baseline: int | None
+    again: tuple[int, ...] = ()
+
+
+def next_to_confirm(now: Standing, most: int, doubtful: Callable[[], int | None]) -> int | None:
+    """Return the trial to measure again, None when that is enough.
+
+    The recommended one goes first and the baseline after it, and again after every third launch: what is compared is
+    measured close together. Then what is on the front, once each. What is left of `most` launches goes to whom
+    `doubtful` names: the trial that is known too little to decide between the best two.
+    """
+    wanted = [trial for trial in (now.recommended, *now.front) if trial is not None]
+    if len(now.again) >= most or not {*wanted} - {now.baseline}:
+        return None
+    if not now.again:
+        return wanted[0]
+    if now.baseline is not None and now.baseline not in now.again[-BESIDE:]:
+        return now.baseline
+    fresh = next((trial for trial in wanted if trial not in now.again), None)
+    return doubtful() if fresh is None else fresh
+
+
+def in_doubt(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> int | None:
+    """Return the trial whose next launch tells most about who is best at a load; None where nobody is in doubt."""
+    ranked = contenders(space, records, objective, load)
+    if len(ranked) < 2 or settled(ranked):
+        return None
+    chosen = next_to_measure(ranked)
+    for record in records:
+        assignment = space.assignment_of(record.config)
+        if chosen is not None and assignment is not None and key_of(assignment) == chosen.key:
+            return record.trial if record.of is None else record.of
+    return None
+
+
+def settled(ranked: Sequence[Contender]) -> bool:
+    """Whether the 95 % interval of the leader lies clear of every other's."""
+    leader, *others = ranked
+    edge = leader.cost + CONFIDENCE_Z * leader.sd
+    return all(edge < other.cost - CONFIDENCE_Z * other.sd for other in others)
 
 
 def answer(ranked: Sequence[Contender], objective: Objective) -> Answer | None:

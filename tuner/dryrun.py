@@ -13,7 +13,7 @@ from rich.text import Text
 
 from engine.config import EngineConfig
 from engine.estimate import GIB
-from tuner.budget import CONFIRMED
+from tuner.budget import confirmations
 from tuner.durations import format_duration
 from tuner.feasible import Pruning, StaticChecks
 from tuner.labels import label, plain
@@ -53,14 +53,15 @@ def cost(space: Space, pruning: Pruning, checks: StaticChecks) -> Cost:
         # The baseline is one of the points where `none` is searched, else it comes on top.
         launches = min(launches or pruning.feasible + 1, pruning.feasible + 1)
     gpus = max(1, _most_gpus(space, checks)) if checks.machine.kind == "cuda" else 0
-    limits = [] if launches is None else [(launches + CONFIRMED) * trial]
+    again = confirmations(launches or 0)
+    limits = [] if launches is None else [(launches + again) * trial]
     if budget.wall is not None:
         limits.append(budget.wall)
     if budget.gpu_hours is not None and gpus:
         limits.append(budget.gpu_hours * 3600 / gpus)
     seconds = min(limits, default=None)
     hours = seconds * gpus / 3600 if seconds is not None and gpus else None
-    return Cost(launches, CONFIRMED, trial, seconds, hours)
+    return Cost(launches, again, trial, seconds, hours)
 
 
 def _most_gpus(space: Space, checks: StaticChecks) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.pareto import costs, non_dominated, overlap
 from tuner.records import Level, TrialRecord
+from tuner.space import Space
 from tuner.space.model import Constraint, Objective
 
 
@@ -73,6 +74,13 @@ def _violation(level: Level, constraint: Constraint) -> float:
     return (limit - value) / max(abs(limit), 1e-9)
 
 
+def objectives_of(record: TrialRecord, space: Space) -> list[float | None]:
+    """Return the objectives as the optimiser is told them, each at its concurrency; None is not measured."""
+    levels = [record.level(objective.level(space.levels)) for objective in space.file.objectives]
+    named = zip(space.file.objectives, levels, strict=True)
+    return [level.metrics.get(objective.metric) if level is not None else None for objective, level in named]
+
+
 def points_of(records: Iterable[TrialRecord], constraints: Sequence[Constraint]) -> list[Point]:
     """Return every measured point, one per configuration and concurrency, in the order of trials.
 
@@ -81,6 +89,8 @@ def points_of(records: Iterable[TrialRecord], constraints: Sequence[Constraint])
     """
     launches: dict[int, list[TrialRecord]] = {}
     for record in records:
+        if record.role == "calibration" or record.blameless:
+            continue  # disturbed on purpose, or by the machine: nothing is known of the configuration
         launches.setdefault(record.trial if record.of is None else record.of, []).append(record)
     points = []
     for trial, group in launches.items():

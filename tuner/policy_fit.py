@@ -1,7 +1,8 @@
 """The best policy table from measured curves: which draft serves how many running requests. Pure.
 
 Speculation pays while the machine has compute to spare, and costs once it has none; where it turns is read off the
-curves of the launches themselves (one launch measures them all).
+curves of the launches themselves (one launch measures them all). A table is then launched as any other configuration
+is, and accepted only if it is not slower than no speculation at any load that was measured.
 """
 
 from __future__ import annotations
@@ -58,6 +59,55 @@ class Policy:
         return math.exp(sum(ratios) / len(ratios))
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """What the launch of a table showed. `slower`: the loads at which no speculation is faster."""
+
+    trial: int
+    accepted: bool
+    why: str
+    slower: tuple[int, ...] = ()
+
+
+def verdict_of(records: Sequence[TrialRecord]) -> Verdict | None:
+    """Return what the last launch of a fitted table showed; None when none was launched.
+
+    It is compared with the launches of no speculation that confirm it, as they ran next to it, else with all.
+    """
+    launch = next((record for record in reversed(records) if record.role == "policy" and not record.blameless), None)
+    if launch is None:
+        return None
+    if launch.state != "measured":
+        kind = launch.failure.kind if launch.failure is not None else launch.state
+        return Verdict(launch.trial, False, f"its launch came to {kind}")
+    first = next((record.trial for record in records if record.role == "baseline" and not record.blameless), None)
+    plain = [r for r in records if first is not None and first in (r.trial, r.of) and r.state == "measured"]
+    beside = [record for record in plain if record.role == "confirm"] or [r for r in plain if r.role != "calibration"]
+    judged = never_slower(_by_level([launch]), _by_level(beside))
+    if not judged:
+        return Verdict(launch.trial, False, "no speculation was not measured at the same loads")
+    slower = tuple(sorted(level for level, holds in judged.items() if not holds))
+    if slower:
+        where = ", ".join(map(str, slower))
+        return Verdict(launch.trial, False, f"it is slower than no speculation at {where} requests in flight", slower)
+    where = ", ".join(map(str, sorted(judged)))
+    return Verdict(launch.trial, True, f"it is not slower than no speculation at {where} requests in flight")
+
+
+def _by_level(records: Sequence[TrialRecord]) -> dict[int, Level]:
+    """Return the metric of these tables by concurrency, averaged over launches."""
+    return {
+        concurrency: Level(concurrency=concurrency, metrics={METRIC: value}, intervals={METRIC: (low, high)}, n=1)
+        for concurrency, (low, value, high) in _mean_speeds(records).items()
+    }
+
+
+def fit_for(records: Sequence[TrialRecord], like: EngineConfig) -> Policy | None:
+    """Return the best table of a server like this one, from the trials that differ from it in their draft alone."""
+    searched = [record for record in records if record.role not in ("policy", "calibration") and not record.blameless]
+    return fit_policy(curves_of(searched, like))
+
+
 def curves_of(records: Sequence[TrialRecord], like: EngineConfig) -> list[Curve]:
     """Return the curves of launches that differ from `like` in their draft alone, repeats averaged.
 
@@ -67,7 +117,8 @@ def curves_of(records: Sequence[TrialRecord], like: EngineConfig) -> list[Curve]
     wanted = _without_draft(like.model_dump(mode="json"))
     groups: dict[str, list[TrialRecord]] = {}
     for record in records:
-        if _without_draft(record.config) == wanted and record.config.get("draft", {}).get("kind") != "policy":
+        draft = record.config.get("draft")
+        if isinstance(draft, dict) and draft.get("kind") != "policy" and _without_draft(record.config) == wanted:
             groups.setdefault(canonical(record.config["draft"]), []).append(record)
     return [
         Curve(group[0].trial, group[0].config["draft"], _mean_speeds(group))

@@ -69,3 +69,18 @@ def with_guesses(pool: Pool, roofline: Roofline, objectives: Sequence[Objective]
             for column, objective in enumerate(objectives):
                 guesses[row, column] = roofline.guess(config, objective, levels[column])
     return replace(pool, guesses=guesses)
+
+
+def guessed(pool: Pool, machine: Machine) -> Pool | None:
+    """Return the pool with guesses for its space's objectives; None where the roofline knows nothing: the models'
+    shapes or the machine's speed are unknown, or no objective is one of its."""
+    configs = (pool.space.assemble(assignment) for assignment in pool.assignments)
+    known = [config for config in configs if isinstance(config, EngineConfig)]
+    drafted = next((c for c in known if any(isinstance(draft, DFlashDraft) for draft in c.drafts)), None)
+    if not known or machine.bandwidth is None:
+        return None
+    try:
+        made = with_guesses(pool, Roofline.of(known[0], drafted, machine), pool.space.file.objectives)
+    except EngineError:
+        return None  # a hub name, say: its shape is not on this machine
+    return made if made.guesses is not None and np.isfinite(made.guesses).any() else None

@@ -13,7 +13,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from tuner.pick import THROUGHPUT
-from tuner.records import Axis, Level, Race, TrialRecord
+from tuner.records import Axis as Axis
+from tuner.records import Level, Race, TrialRecord
 from tuner.space import Space
 
 SHORT = 0.25  # of the full window

@@ -89,6 +89,9 @@ FAILURES: dict[FailureKind, str] = {
     "foreign_gpu_process": "A GPU of the lease is used by someone else's process.",
 }
 
+MACHINE_FAILURES: frozenset[FailureKind] = frozenset({"disk_full", "foreign_gpu_process", "port"})
+"""Failures that no configuration is to blame for."""
+
 # ---------------------------------------------------------------------------------------------------- metrics
 
 Goal = Literal["min", "max"]
@@ -416,6 +419,24 @@ class TrialRecord(Record):
     def level(self, concurrency: int) -> Level | None:
         """Return the level of this concurrency, if it was measured."""
         return next((level for level in self.levels if level.concurrency == concurrency), None)
+
+    @property
+    def blameless(self) -> bool:
+        """Whether it failed for a cause outside of its configuration: the machine was not free or not fit."""
+        failure = self.failure
+        if failure is None:
+            return False
+        return failure.kind in MACHINE_FAILURES or (failure.stage == "lease" and failure.kind == "no_progress")
+
+
+class Planned(Strict):
+    """A launch that was decided: its number, why, and with what."""
+
+    trial: NonNegativeInt
+    role: Role
+    config: EngineConfig
+    of: NonNegativeInt | None = None
+    gain: FiniteFloat | None = None
 
 
 EventKind = Literal["begin", "progress", "end", "record"]

@@ -16,14 +16,16 @@ from engine.estimate import Machine, detect_machine, gpu
 from tuner.errors import StudyError, UsageError
 from tuner.executors.base import Executor
 from tuner.export.launch_file import launch_file, write_launch
+from tuner.export.policy_file import write_policy
 from tuner.feasible import Pruning, StaticChecks, prune
 from tuner.labels import plain
 from tuner.points import Point
 from tuner.provenance import collect
 from tuner.report.page import write_report
+from tuner.sampling.process import RemoteBrain
 from tuner.space import Infeasible, Space, load_space
 from tuner.store import StudyFolder, keep_aside, write_atomic
-from tuner.study import Observer, Outcome, Search, outcome_of
+from tuner.study import Observer, Outcome, Search, outcome_of, startup_of
 
 
 @dataclass(frozen=True)
@@ -217,10 +219,18 @@ def search(session: Session, executor: Executor, observer: Observer) -> Outcome:
         NothingFeasible: nothing runs here.
         StudyError: another process runs the study, or its folder cannot be written.
     """
-    with session.folder.lock(), executor, _derived(session):
-        gpu = session.checks.machine.kind == "cuda"
-        run = Search(session.folder, session.pruning.space, session.checks, executor, observer, gpu=gpu)
-        run.run()
+    space, machine = session.pruning.space, session.checks.machine
+    strategy = space.file.strategy
+    advisor = RemoteBrain(
+        space,
+        session.checks,
+        startup_of(space),
+        sampler=strategy.sampler,
+        machine=machine if strategy.prior and machine.bandwidth is not None else None,
+    )
+    with session.folder.lock(), executor, _derived(session), advisor:
+        gpu = machine.kind == "cuda"
+        Search(session.folder, space, session.checks, executor, observer, advisor, gpu=gpu).run()
     return outcome_of(session.folder.read_trials(), session.space)
 
 
@@ -234,23 +244,30 @@ def _derived(session: Session) -> Iterator[None]:
 
 
 def write_derived(folder: StudyFolder, space: Space) -> Outcome:
-    """Write front.json, launch.yaml and report.html from the records.
+    """Write front.json, policy.json, launch.yaml and report.html from the records.
 
     Raises:
-        StudyError: the folder cannot be written.
+        StudyError: the folder cannot be written, or a record's configuration is not valid in this version.
+        ConfigError: there is no launch file for the recommended configuration; everything else is written.
     """
     outcome = outcome_of(folder.read_trials(), space)
     try:
         write_atomic(folder.front, front_json(outcome.front))
-        if outcome.recommendation is not None:
-            file = launch_file(outcome.recommendation, outcome.points, space.file.study.name, space.digest)
-            write_launch(file, folder.launch)
-        else:
-            folder.launch.unlink(missing_ok=True)  # an earlier one would no longer be true
-        write_report(folder)
+        write_policy(folder, outcome)
+        try:
+            _write_launch(folder, outcome, space)
+        finally:
+            write_report(folder)  # also where the recommended configuration cannot be written down
     except OSError as error:
         raise StudyError(f"{folder.path}: cannot be written: {error.strerror or error}") from error
     return outcome
+
+
+def _write_launch(folder: StudyFolder, outcome: Outcome, space: Space) -> None:
+    folder.launch.unlink(missing_ok=True)  # an earlier one would no longer be true
+    if outcome.recommendation is not None:
+        file = launch_file(outcome.recommendation, outcome.points, space.file.study.name, space.digest)
+        write_launch(file, folder.launch)
 
 
 def front_json(front: tuple[Point, ...]) -> str:

@@ -19,7 +19,8 @@ from pydantic import Field, FiniteFloat, ValidationError
 
 from engine.config import EngineConfig
 from tuner.brain import Brain
-from tuner.confirm import SHARE, Answer, Contender, answer, contenders, next_to_measure
+from tuner.budget import SHARE
+from tuner.confirm import Answer, Contender, answer, contenders, next_to_measure
 from tuner.errors import UsageError
 from tuner.pareto import non_dominated
 from tuner.points import violations
@@ -118,7 +119,7 @@ class Truth:
         costs = {key: _costs(row.record, space) for key, row in table.by_config.items()}
         good = np.array([cost for cost in costs.values() if cost is not None])
         if not len(good):
-            raise UsageError("no point of the table meets the constraints")
+            raise UsageError(_nothing_good(space, table))
         front = good[non_dominated(good)]
         reference = front.max(axis=0) + 0.1 * np.ptp(front, axis=0)
         if not (front < reference).all(axis=1).any():  # a single point: count from the worst of all
@@ -127,6 +128,8 @@ class Truth:
         metric = picked(objectives, table)
         values = [value_at(row.record, metric, load) for k, row in table.by_config.items() if costs[k] is not None]
         known = [value for value in values if value is not None]
+        if not known:
+            raise UsageError(f"the table has no {metric.metric} at concurrency {load}; set `pick.load` to one it has")
         best = min(known) if metric.goal == "min" else max(known)
         return cls(space, objectives, costs, reference, hypervolume(good, reference), load, metric, best)
 
@@ -144,6 +147,16 @@ class Truth:
         if value is None:
             return 1.0
         return abs(value - self.best) / abs(self.best)
+
+
+def _nothing_good(space: Space, table: Table) -> str:
+    """Return why no point of a table can be compared with others."""
+    measured = [row.record for row in table.rows if row.record.state == "measured"]
+    for objective in space.file.objectives:
+        level = objective.level(space.levels)
+        if all(value_at(record, objective, level) is None for record in measured):
+            return f"no measured line of the table has {objective.metric} at concurrency {level}, which is an objective"
+    return "no point of the table meets the constraints"
 
 
 def picked(objectives: Sequence[Objective], table: Table) -> Objective:
@@ -195,13 +208,14 @@ def scattered(level: Level, noise: Mapping[str, float], rng: np.random.Generator
 
 @dataclass(frozen=True)
 class Played:
-    """One simulated study. Shares of hypervolume and crashes so far, after each launch."""
+    """One simulated study. Shares of hypervolume and crashes so far, after each launch of the search; `confirmation`:
+    the launches at the end of the study that the recommendation is of (`Game.play`)."""
 
     seed: int
     hypervolume: tuple[float, ...]
     crashes: tuple[int, ...]
     records: tuple[TrialRecord, ...]
-    rows: tuple[Row, ...]
+    confirmation: tuple[TrialRecord, ...]
     answer: Answer | None
     chosen: Row | None
     trial: int | None
@@ -244,27 +258,37 @@ class Game:
         return cls(space, table, Truth.of(space, table), table.pool(space))
 
     def play(self, sampler: Sampler, seed: int, trials: int, *, confirm: float = SHARE) -> Played:
-        """Simulate one study of so many launches: the baseline, the search, and the share `confirm` of them for
-        measuring the contenders again."""
+        """Simulate one study of so many launches, the baseline being the first.
+
+        Its hypervolume and crashes are those of a search of all launches. Its recommendation is that of a study that
+        is over after as many: the share `confirm` of them is not searched with, but measures the contenders again.
+        """
         space = seeded(self.space, seed)
         brain = Brain(space, self.table.refusals, sampler=sampler, pool=reseeded(self.pool, space))
         tape = _Tape(self, np.random.default_rng(seed_of(seed, 1_000_003)))
         tape.launch(baseline_row(space, self.table), None)
         brain.tell(tape.records[-1])
-        search = trials - round(confirm * trials) if trials >= 8 else trials
-        while len(tape.records) < search:
+        self._search(brain, tape, trials - round(confirm * trials) if trials >= 8 else trials)
+        confirmed = tape.copy(np.random.default_rng(seed_of(seed, 1_000_033)))
+        self._confirm(confirmed, trials)
+        self._search(brain, tape, trials)
+        return tape.played(seed, confirmed, answer(self._ranked(confirmed), self.truth.metric))
+
+    def _search(self, brain: Brain, tape: _Tape, launches: int) -> None:
+        while len(tape.records) < launches:
             row, of = next_row(brain, self.table, len(tape.records))
             if row is None:
-                break
+                return
             tape.launch(row, of)
             brain.tell(tape.records[-1])
-        while len(tape.records) < trials:
+
+    def _confirm(self, tape: _Tape, launches: int) -> None:
+        while len(tape.records) < launches:
             doubtful = next_to_measure(self._ranked(tape))
             if doubtful is None:
-                break
+                return
             row = self.row_of(doubtful.assignment)
             tape.launch(row, tape.first(row))
-        return tape.played(seed, answer(self._ranked(tape), self.truth.metric))
 
     def _ranked(self, tape: _Tape) -> list[Contender]:
         return contenders(self.space, tape.records, self.truth.metric, self.truth.load)
@@ -284,6 +308,7 @@ class _Tape:
         self.rows: list[Row] = []
         self.shares: list[float] = []
         self._front: list[Array] = []
+        self.inherited = 0  # launches made before this copy was
 
     def launch(self, row: Row, of: int | None) -> None:
         self.records.append(measured_again(row, len(self.records), self.rng, of))
@@ -293,10 +318,17 @@ class _Tape:
             self._front.append(cost)
         self.shares.append(self.game.truth.share_of(self._front))
 
+    def copy(self, rng: np.random.Generator) -> _Tape:
+        other = _Tape(self.game, rng)
+        other.records, other.rows = list(self.records), list(self.rows)
+        other.shares, other._front = list(self.shares), list(self._front)
+        other.inherited = len(self.records)
+        return other
+
     def first(self, row: Row) -> int:
         return next(index for index, launched in enumerate(self.rows) if launched is row)
 
-    def played(self, seed: int, found: Answer | None) -> Played:
+    def played(self, seed: int, confirmed: _Tape, found: Answer | None) -> Played:
         truth = self.game.truth
         crashes = np.cumsum([record.state == "failed" for record in self.records])
         chosen = None if found is None else self.game.row_of(found.assignment)
@@ -307,7 +339,7 @@ class _Tape:
             hypervolume=tuple(self.shares),
             crashes=tuple(int(count) for count in crashes),
             records=tuple(self.records),
-            rows=tuple(self.rows),
+            confirmation=tuple(confirmed.records[confirmed.inherited :]),
             answer=found,
             chosen=chosen,
             trial=None if chosen is None else self.first(chosen),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tuner.sampling.acquisition import hypervolume
-from tuner.sampling.base import Costs, View
+from tuner.sampling.base import Costs, Sampler, View
 from tuner.sampling.surrogate import Surrogate, reference_of
 
 LEAST_GAIN = 0.005  # of the hypervolume reached
@@ -21,16 +21,11 @@ class Outlook:
 
     gain: float
 
-    @property
-    def poor(self) -> bool:
-        """Whether that is less than a launch should bring."""
-        return self.gain < LEAST_GAIN
 
-
-def outlook(view: View, sampler: Surrogate) -> Outlook | None:
-    """Return the outlook after what was observed; None before there is a model."""
+def outlook(view: View, sampler: Sampler) -> Outlook | None:
+    """Return the outlook after what was observed; None before there is a model, or for a sampler without one."""
     measured = [observation for observation in view.observations if observation.values is not None]
-    if len(measured) < sampler.startup:
+    if not isinstance(sampler, Surrogate) or len(measured) < sampler.startup:
         return None
     allowed = sampler.allowed(view)
     if not len(allowed):
@@ -39,13 +34,18 @@ def outlook(view: View, sampler: Surrogate) -> Outlook | None:
     feasible = (costs.broken <= 0).all(axis=1)
     good = costs.values[feasible] if feasible.any() else costs.values
     reached = hypervolume(good, reference_of(good))
-    gain = float(np.max(sampler.score(view, allowed)))
+    both = replace(view, number=0)  # the gain of the whole front, not of the end whose turn it is
+    gain = float(np.max(sampler.score(both, allowed)))
     return Outlook(gain / reached if reached > 0 else float("inf"))
 
 
-def should_stop(outlooks: Sequence[Outlook], patience: int = PATIENCE) -> str | None:
-    """Return why a search should end, None when it should go on: every one of the last outlooks is poor."""
-    last = outlooks[-patience:]
-    if len(last) < patience or not all(each.poor for each in last):
+def should_stop(gains: Sequence[float | None], least: float = LEAST_GAIN, patience: int = PATIENCE) -> str | None:
+    """Return why a search should end, None when it should go on.
+
+    It ends when each of the last launches, and the next, was expected to add less than `least` hypervolume.
+    `gains`: of every launch in their order and of the next; None is unknown.
+    """
+    last = [gain for gain in gains[-patience:] if gain is not None]
+    if len(last) < patience or max(last) >= least:
         return None
-    return f"the last {patience} launches were each expected to add less than {LEAST_GAIN:.1%} hypervolume"
+    return f"each of the last {patience} launches was expected to add less than {least:.1%} hypervolume"

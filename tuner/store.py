@@ -5,7 +5,10 @@ provenance.json   on what machine, with which versions
 events.jsonl      what happened, for live views
 trials.jsonl      the truth: one record per launch or refused point
 reference.json    the baseline's own texts, by which all others are judged
+batch.json        launches that were decided together, until all of them are recorded
+search.json       why the search ended, and what it saved on the way
 front.json        derived, rewritten whole
+policy.json       derived: the table of drafts by load, and whether it was accepted
 launch.yaml, report.html, logs/
 """
 
@@ -21,13 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from tuner.errors import StudyError
-from tuner.records import Event, TrialRecord
+from tuner.records import Event, Planned, TrialRecord
 from tuner.reference import Reference
 
 MAX_LINE = 8 * 2**20
+BATCH = TypeAdapter(tuple[Planned, ...])
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,21 @@ class StudyFolder:
     def reference(self) -> Path:
         """The baseline's own texts."""
         return self.path / "reference.json"
+
+    @property
+    def batch(self) -> Path:
+        """Launches under way together."""
+        return self.path / "batch.json"
+
+    @property
+    def search(self) -> Path:
+        """What the search says of itself."""
+        return self.path / "search.json"
+
+    @property
+    def policy(self) -> Path:
+        """The fitted policy, derived."""
+        return self.path / "policy.json"
 
     @property
     def front(self) -> Path:
@@ -116,7 +135,8 @@ class StudyFolder:
         return document
 
     def read_trials(self) -> list[TrialRecord]:
-        """Return every record. A last line that a death left torn does not count.
+        """Return every record, by number: trials that ran side by side end in any order. A last line that a death left
+        torn does not count.
 
         Raises:
             StudyError: no such file, or a broken line that is not the last.
@@ -138,7 +158,7 @@ class StudyFolder:
                 message = f"{self.trials}:{number}: not a trial record: {where + ': ' if where else ''}{detail['msg']}"
                 remedy = "read it with the version that wrote it" if where == "schema" else "repair or remove that line"
                 raise StudyError(f"{message}; {remedy}") from error
-        return records
+        return sorted(records, key=lambda record: record.trial)
 
     def read_reference(self) -> Reference | None:
         """Return the texts by which candidates are judged, None when the baseline left none.
@@ -165,6 +185,43 @@ class StudyFolder:
         except OSError as error:
             message = f"{self.reference}: cannot be written: {error.strerror or error}; free some disk and resume"
             raise StudyError(message) from error
+
+    def read_batch(self) -> tuple[Planned, ...]:
+        """Return the launches that were decided together and may not all be recorded.
+
+        Raises:
+            StudyError: the file cannot be read.
+        """
+        if not self.batch.is_file():
+            return ()
+        try:
+            return BATCH.validate_json(self.batch.read_bytes())
+        except (OSError, ValidationError) as error:
+            detail = error.errors(include_url=False)[0]["msg"] if isinstance(error, ValidationError) else error
+            raise StudyError(f"{self.batch}: not a batch: {detail}; remove it to go on without") from error
+
+    def write_batch(self, planned: tuple[Planned, ...]) -> None:
+        """Keep the launches that begin now; none removes the file.
+
+        Raises:
+            StudyError: the file cannot be written.
+        """
+        try:
+            if planned:
+                write_atomic(self.batch, BATCH.dump_json(planned).decode() + "\n")
+            else:
+                self.batch.unlink(missing_ok=True)
+        except OSError as error:
+            message = f"{self.batch}: cannot be written: {error.strerror or error}; free some disk and resume"
+            raise StudyError(message) from error
+
+    def read_search(self) -> dict[str, Any]:
+        """Return what the search said of itself when it ended, nothing before."""
+        try:
+            document = json.loads(self.search.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return document if isinstance(document, dict) else {}
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -2,50 +2,46 @@
 
     baseline ─▶ ask ─▶ run ─▶ record ─▶ tell ─┐
                  ▲                            │
-                 └────── while the budget ────┘ ─▶ confirm the best, interleaved ─▶ front, launch.yaml, report
+                 └────── while it pays ───────┘ ─▶ confirm the best, interleaved ─▶ front, launch.yaml, report
 
 trials.jsonl is the truth. Everything this module holds is read from it at the start, so a search that was killed
-goes on where it stopped: no trial twice, at most the one that ran is lost.
+goes on where it stopped: no trial twice, at most those that ran are lost.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-from engine.config import EngineConfig
-from tuner.acceptance import peer_of
-from tuner.brain import Brain
-from tuner.budget import CONFIRMED, Ledger, launched, reserve, seconds_left, trial_seconds, why_stop
+from engine.config import EngineConfig, PolicyDraft
+from tuner.budget import Ledger, confirmations, launched, reserve, seconds_left, trial_seconds, why_stop
+from tuner.confirm import Standing, in_doubt, next_to_confirm
+from tuner.durations import format_duration
 from tuner.errors import NothingFeasible, StudyError, UsageError
 from tuner.executors.base import Executor
 from tuner.export.launch_file import recorded_config
-from tuner.pick import Recommendation, recommend, slo_of
+from tuner.launches import Launcher
+from tuner.packing import Calibration
+from tuner.pick import THROUGHPUT, Recommendation, recommend
 from tuner.points import Point, front_of, points_of
-from tuner.records import (
-    Event,
-    Failure,
-    FailureKind,
-    LeaseRequest,
-    Limits,
-    Role,
-    TrialRecord,
-    TrialSpec,
-    config_dict,
-)
-from tuner.space import Infeasible, Refusals, Space
-from tuner.store import Journal, StudyFolder
+from tuner.policy_fit import fit_for, policy_config, verdict_of
+from tuner.records import Event, Failure, FailureKind, Planned, Role, TrialRecord, TrialSpec
+from tuner.sampling.process import PriorState
+from tuner.space import Infeasible, Objective, Refusals, Space
+from tuner.stop_rule import PATIENCE, should_stop
+from tuner.store import Journal, StudyFolder, write_atomic
 from tuner.suggest import Suggestion
 
-HOPELESS: frozenset[FailureKind] = frozenset(
-    {"missing_file", "gated_model", "unsupported_model", "disk_full", "foreign_gpu_process"}
-)
+HOPELESS: frozenset[FailureKind] = frozenset({"missing_file", "gated_model", "unsupported_model"})
 """Failures of the baseline that every other trial would share."""
 
 FRUITLESS = 5  # failed launches in a row, with nothing measured, before the search gives up
 WANDERING = 20  # impossible suggestions in a row before points are drawn from the possible ones
+TRIES = 3  # launches in a row that the machine did not let begin, before the study stops
+ROUNDS = 2  # a batch asks for so many times the GPUs there are: room to pack them well
 
 
 @dataclass(frozen=True)
@@ -76,6 +72,20 @@ class Observer(Protocol):
         """Something else worth a line."""
 
 
+class Advisor(Protocol):
+    """Who says what to launch next: a Brain, here or in a process of its own."""
+
+    @property
+    def prior(self) -> PriorState:
+        """What has become of the prior's guesses."""
+
+    def tell(self, record: TrialRecord) -> None:
+        """Learn from a record."""
+
+    def ask(self, number: int, *, careful: bool = False) -> Suggestion | None:
+        """Return the point for a trial number; None when every point that can run has been tried."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a search has found so far; `recommendation` is None when nothing can be recommended, `why` says why."""
@@ -88,8 +98,10 @@ class Outcome:
 
 
 def outcome_of(records: Sequence[TrialRecord], space: Space) -> Outcome:
-    """Return points, front and recommendation of records."""
-    points = points_of(records, space.file.constraints)
+    """Return points, front and recommendation of records. A table of drafts that was not accepted has no points."""
+    verdict = verdict_of(records)
+    refused = None if verdict is None or verdict.accepted else verdict.trial
+    points = [point for point in points_of(records, space.file.constraints) if point.trial != refused]
     front = front_of(points, space.file.objectives)
     try:
         best, why = recommend(points, space.file.objectives, space.file.pick), ""
@@ -98,8 +110,13 @@ def outcome_of(records: Sequence[TrialRecord], space: Space) -> Outcome:
     return Outcome(tuple(records), tuple(points), tuple(front), best, why)
 
 
+def startup_of(space: Space) -> int:
+    """Return how many launches a search makes before its sampler models anything."""
+    return max(4, min(10, (space.file.study.budget.trials or 32) // 3))
+
+
 class Search:
-    """One search in one folder. The caller holds the folder's lock and has entered the executor."""
+    """One search in one folder. The caller holds the folder's lock and has entered executor and advisor."""
 
     def __init__(
         self,
@@ -108,6 +125,7 @@ class Search:
         refusals: Refusals,
         executor: Executor,
         observer: Observer,
+        advisor: Advisor,
         *,
         gpu: bool,
     ) -> None:
@@ -115,135 +133,185 @@ class Search:
         self._folder = folder
         self._space = space
         self._refusals = refusals
-        self._executor = executor
         self._observer = observer
-        self._gpu = gpu
+        self._advisor = advisor
+        self._launcher = Launcher(folder, space, executor, gpu=gpu)
         self._budget = space.file.study.budget
+        self._strategy = space.file.strategy
         self._records = folder.read_trials()
-        self._reference = folder.read_reference()
+        self._said = folder.read_search()
         self._began = time.monotonic()
         self._earlier = sum(trial_seconds(record) for record in self._records)
-        self._durations = [trial_seconds(r) for r in self._records if r.state != "infeasible"]
-        measured = self._budget.trials or 32
-        self._confirmations: int | None = None  # still to come, once the search is over
-        self._brain = Brain(space, refusals, startup=max(4, min(10, measured // 3)))
+        self._durations = [trial_seconds(record) for record in self._records if record.state != "infeasible"]
+        self._to_confirm: int | None = None  # still to come, once the search is over
+        self._prior: PriorState = "none"
+        self._wandering = 0
         for record in self._records:
-            self._brain.tell(record)
-
-    @property
-    def records(self) -> tuple[TrialRecord, ...]:
-        """Every record so far."""
-        return tuple(self._records)
+            advisor.tell(record)
 
     def run(self) -> str:
-        """Search until the budget is spent, confirm, and return why the search ended.
+        """Search until the budget is spent or nothing more is to be gained, confirm, and return why the search ended.
 
         Raises:
-            StudyError: the folder cannot be written.
+            StudyError: the folder cannot be written, or the machine lets nothing begin.
             NothingFeasible: the baseline cannot run here, or nothing runs at all.
         """
         with Journal(self._folder) as journal:
+            self._finish_batch(journal)
             self._baseline(journal)
+            self._calibrate(journal)
             why = self._search(journal)
             self._observer.note(f"Search ends: {why}.")
+            self._say(ended=why)
             self._confirm(journal)
         return why
 
     # -------------------------------------------------------------------------------------------- phases
 
+    def _finish_batch(self, journal: Journal) -> None:
+        """Run what is left of a batch that a death cut."""
+        recorded = {record.trial for record in self._records}
+        self._run(journal, [planned for planned in self._folder.read_batch() if planned.trial not in recorded])
+
     def _baseline(self, journal: Journal) -> None:
-        if any(record.role == "baseline" for record in self._records):
+        while not any(record.role == "baseline" and not record.blameless for record in self._records):
+            found = self._space.baseline(self._refusals)
+            if isinstance(found, Infeasible):
+                raise NothingFeasible(f"the baseline cannot run here: {'; '.join(found.reasons)}")
+            self._run(journal, [self._planned("baseline", found[0])])
+            failure = self._records[-1].failure
+            if failure is not None and failure.kind in HOPELESS:
+                raise NothingFeasible(f"the baseline fails, and every trial would: {describe(failure)}")
+
+    def _calibrate(self, journal: Journal) -> None:
+        """Find out whether trials that measure side by side disturb each other: the baseline, twice at once."""
+        if (made := self._exclusive()) is not None:
+            self._launcher.exclusive = made
             return
-        found = self._space.baseline(self._refusals)
-        if isinstance(found, Infeasible):
-            raise NothingFeasible(f"the baseline cannot run here: {'; '.join(found.reasons)}")
-        record = self._launch(journal, "baseline", found[0])
-        if record.failure is not None and record.failure.kind in HOPELESS:
-            raise NothingFeasible(f"the baseline fails, and every trial would: {describe(record.failure)}")
+        baseline = next(r for r in self._records if r.role == "baseline" and not r.blameless)
+        config = recorded_config(baseline.trial, baseline.config)
+        first = self._next_number()
+        self._run(journal, [self._planned("calibration", config, baseline.trial, first + each) for each in (0, 1)])
+        beside = [r for r in self._records if r.role == "calibration" and r.state == "measured"]
+        load = max(self._space.levels)
+        speeds = [speed for r in (baseline, *beside) if (speed := _speed(r, load)) is not None]
+        if len(speeds) < 3:
+            self._launcher.exclusive = True  # what is not known is not assumed
+            self._observer.note("Calibration failed: trials measure one after another.")
+            return
+        found = Calibration(speeds[0], sum(speeds[1:]) / (len(speeds) - 1))
+        self._launcher.exclusive = found.exclusive
+        self._say(calibration=found.to_json())
+        how = "one after another" if found.exclusive else "side by side"
+        self._observer.note(f"A neighbour that measures costs {found.loss:.1%} of speed: trials measure {how}.")
 
     def _search(self, journal: Journal) -> str:
-        wandering = 0
-        while True:
-            ledger = self._ledger()
-            gpus = self._gpus_of_next()
-            stop = why_stop(self._budget, ledger, gpus, reserve(self._budget, ledger))
-            if stop is not None:
-                return stop
+        while (stop := self._why_stop()) is None:
             self._give_up_if_nothing_runs()
-            suggestion = self._brain.ask(len(self._records), careful=wandering >= WANDERING)
-            if suggestion is None:
+            batch = self._ask(journal)
+            if not batch:
                 return "every point that can run here has been tried"
-            if isinstance(suggestion.judged, Infeasible):
-                wandering += 1
-                self._refuse(journal, suggestion, suggestion.judged)
-                continue
-            wandering = 0
-            role: Role = "search" if suggestion.repeat is None else "repeat"
-            self._launch(journal, role, suggestion.judged, of=suggestion.repeat)
+            if (poor := self._why_poor(batch[-1].gain)) is not None:
+                return poor
+            self._run(journal, batch)
+        return stop
 
     def _confirm(self, journal: Journal) -> None:
-        """Measure the best configurations again, one after another, next to the baseline.
+        """Measure the best configurations again, next to the baseline, and launch the policy that they make.
 
         What is recommended may change with every confirmation, so the next one is chosen only then.
         """
-        while (trial := self._next_to_confirm()) is not None:
+        while (planned := self._next_to_confirm()) is not None:
             stop = why_stop(self._budget, self._ledger(), self._gpus_of_next(), count=False)
             if stop is not None:
                 self._observer.note(f"Confirmation ends: {stop}.")
                 return
-            config = next(record.config for record in self._records if record.trial == trial)
-            self._launch(journal, "confirm", recorded_config(trial, config), of=trial)
+            self._run(journal, [planned])
 
-    def _next_to_confirm(self) -> int | None:
-        """Return the trial to measure again: the recommended one, then the baseline, then again the recommended
-        one if it has become another, else one of the front."""
+    def _next_to_confirm(self) -> Planned | None:
         outcome = outcome_of(self._records, self._space)
-        done = [record.of for record in self._records if record.role == "confirm"]
-        self._confirmations = max(0, CONFIRMED - len(done))
-        if not self._confirmations or len({point.trial for point in outcome.points}) < 2:
-            return None  # enough, or nothing to tell apart
-        best = [outcome.recommendation.point.trial] if outcome.recommendation is not None else []
-        baseline = [point.trial for point in outcome.points if point.baseline]
-        wanted = [*(baseline + best if done else best + baseline), *(point.trial for point in outcome.front)]
-        return next((trial for trial in wanted if trial not in done), None)
+        again = tuple(r.of for r in self._records if r.role == "confirm" and r.of is not None and not r.blameless)
+        most = confirmations(launched(self._records))
+        self._to_confirm = max(0, most - len(again))
+        best = outcome.recommendation
+        if best is None or len({point.trial for point in outcome.points}) < 2:
+            return None  # nothing to tell apart
+        baseline = next((point.trial for point in outcome.points if point.baseline), None)
+        if baseline in again and (table := self._table(best.point)) is not None:
+            return self._planned("policy", table)
+        front = tuple(dict.fromkeys(point.trial for point in outcome.front))
+        standing = Standing(best.point.trial, front, baseline, again)
+        objective = Objective(metric=best.metric, goal="max" if best.metric == THROUGHPUT else self._first_goal)
+        trial = next_to_confirm(
+            standing, most, lambda: in_doubt(self._space, self._records, objective, best.point.concurrency)
+        )
+        if trial is None:
+            return None
+        config = next(record.config for record in self._records if record.trial == trial)
+        return self._planned("confirm", recorded_config(trial, config), trial)
 
-    # ---------------------------------------------------------------------------------------- one trial
+    @property
+    def _first_goal(self) -> Any:
+        return self._space.file.objectives[0].goal
 
-    def _launch(self, journal: Journal, role: Role, config: EngineConfig, of: int | None = None) -> TrialRecord:
-        spec = self._spec(role, config)
-        self._observer.trial_begins(spec, self._progress(role))
-        began = time.monotonic()
-        said: TrialRecord | None = None
-        with self._executor.run(spec) as events:
-            for event in events:
-                if event.reference is not None:
-                    self._reference = event.reference
-                    self._folder.write_reference(event.reference)
-                    event = event.model_copy(update={"reference": None})
-                journal.event(event)
-                self._observer.event(event)
-                said = event.record or said
-        if said is None:
-            raise StudyError(f"trial {spec.trial}: the executor ended without a record")
-        identity = {
-            "trial": spec.trial,
-            "role": role,
-            "config": config_dict(config),
-            "of": of,
-            "gpus": spec.lease.gpus,
-            "synthetic": said.synthetic or config.synthetic,
-        }
-        record = said.model_copy(update=identity)
-        self._durations.append(time.monotonic() - began)
-        self._keep(journal, record)
-        return record
+    def _table(self, best: Point) -> EngineConfig | None:
+        """Return the fitted table to launch; None when it was, or there is none, or the server cannot switch."""
+        if not self._strategy.policy or any(r.role == "policy" and not r.blameless for r in self._records):
+            return None
+        like = recorded_config(best.trial, best.config)
+        policy = fit_for(self._records, like)
+        config = policy_config(like, policy) if policy is not None else None
+        if config is None or not isinstance(config.draft, PolicyDraft):
+            return None
+        if refused := self._refusals(config):
+            self._say(policy=f"it cannot be launched here: {refused[0]}")
+            return None
+        return config
+
+    # -------------------------------------------------------------------------------------------- asking
+
+    def _ask(self, journal: Journal) -> list[Planned]:
+        """Return the next launches, as many as have room side by side; what can never launch is recorded."""
+        found: list[tuple[Suggestion, EngineConfig]] = []
+        while self._has_room([config for _, config in found]):
+            careful = self._wandering >= WANDERING
+            suggestion = self._advisor.ask(self._next_number() + len(found), careful=careful)
+            self._tell_prior()
+            if suggestion is None:
+                break
+            if isinstance(suggestion.judged, Infeasible):
+                self._wandering += 1
+                self._refuse(journal, suggestion, suggestion.judged)
+                continue
+            self._wandering = 0
+            found.append((suggestion, suggestion.judged))
+        start = self._next_number()
+        return [
+            Planned(
+                trial=start + index,
+                role="search" if suggestion.repeat is None else "repeat",
+                config=config,
+                of=suggestion.repeat,
+                gain=suggestion.gain,
+            )
+            for index, (suggestion, config) in enumerate(found)
+        ]
+
+    def _has_room(self, batch: Sequence[EngineConfig]) -> bool:
+        """Whether a batch has room for another launch: there is always room for one."""
+        if not batch:
+            return True
+        taken = sum(max(1, config.parallel.gpus) for config in batch)
+        trials = self._budget.trials
+        spent = launched(self._records) + len(batch)
+        return taken < ROUNDS * self._launcher.room and (trials is None or spent < trials)
 
     def _refuse(self, journal: Journal, suggestion: Suggestion, infeasible: Infeasible) -> None:
         """Record a point that can never launch: it teaches, and costs no trial."""
         advice = "left out without a launch"
         failure = Failure(kind="config", stage="lease", evidence=infeasible.reasons, advice=advice)
         record = TrialRecord(
-            trial=len(self._records),
+            trial=self._next_number(),
             role="search",
             state="infeasible",
             config=self._space.raw_config(suggestion.assignment),
@@ -251,31 +319,92 @@ class Search:
         )
         self._keep(journal, record)
 
+    def _tell_prior(self) -> None:
+        """Say when the prior is taken up, and when the trials contradict it."""
+        state = self._advisor.prior
+        if state == self._prior:
+            return
+        said = {
+            "none": "No prior leads the search.",
+            "believed": "A roofline prior leads the search.",
+            "dropped": "The roofline prior errs too much: it is dropped.",
+        }
+        self._observer.note(said[state])
+        self._say(prior=state)
+        self._prior = state
+
+    # ------------------------------------------------------------------------------------------- running
+
+    def _run(self, journal: Journal, batch: Sequence[Planned]) -> None:
+        """Run launches and keep their records."""
+        if not batch:
+            return
+        if len(batch) > 1:
+            self._folder.write_batch(tuple(batch))
+        began = time.monotonic()
+        known = tuple(self._records)
+        for record in self._launcher.run(batch, known, journal, self._begins, self._observer.event):
+            self._keep(journal, record)
+        self._records.sort(key=lambda record: record.trial)
+        self._durations += [(time.monotonic() - began) / len(batch)] * len(batch)
+        self._folder.write_batch(())
+        if len(batch) > 1:
+            numbers = {planned.trial for planned in batch}
+            self._account([record for record in self._records if record.trial in numbers])
+        self._stop_if_unwell(batch[0].role)
+
+    def _begins(self, spec: TrialSpec) -> None:
+        self._observer.trial_begins(spec, self._progress(spec.role, spec.trial))
+
+    def _account(self, done: Sequence[TrialRecord]) -> None:
+        packed = self._launcher.account(done)
+        self._say(packing=[*self._said.get("packing", []), packed.to_json()])
+        ratio = packed.makespan / packed.bound if packed.bound else 1.0
+        took = format_duration(packed.makespan)
+        self._observer.note(f"{packed.trials} trials side by side in {took}, {ratio:.2f} × the least possible.")
+
     def _keep(self, journal: Journal, record: TrialRecord) -> None:
         journal.record(record)
         self._records.append(record)
-        self._brain.tell(record)
-        self._observer.trial_ends(record, self._progress(record.role))
+        self._advisor.tell(record)
+        self._observer.trial_ends(record, self._progress(record.role, record.trial))
 
-    def _spec(self, role: Role, config: EngineConfig) -> TrialSpec:
-        file = self._space.file
-        return TrialSpec(
-            study=str(self._folder.path.absolute()),
-            trial=len(self._records),
-            role=role,
-            config=config,
-            workload=file.workload,
-            levels=self._space.levels,
-            seed=file.study.seed,
-            served_name=config.model.target,
-            slo=slo_of(file.pick).uppers(),
-            limits=Limits(ready_s=file.executor.ready, level_s=3 * file.workload.window + 300),
-            lease=LeaseRequest(gpus=config.parallel.gpus if self._gpu else 0),
-            reference=None if role == "baseline" else self._reference,
-            peer=peer_of(self._records, config),
-        )
+    def _say(self, **more: Any) -> None:
+        """Keep what the search says of itself, for the report."""
+        self._said |= more
+        try:
+            write_atomic(self._folder.search, json.dumps(self._said, indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            raise StudyError(f"{self._folder.search}: cannot be written: {error.strerror or error}") from error
+
+    def _planned(self, role: Role, config: EngineConfig, of: int | None = None, number: int | None = None) -> Planned:
+        return Planned(trial=self._next_number() if number is None else number, role=role, config=config, of=of)
+
+    def _next_number(self) -> int:
+        return self._records[-1].trial + 1 if self._records else 0
 
     # ------------------------------------------------------------------------------------------ accounts
+
+    def _why_stop(self) -> str | None:
+        ledger = self._ledger()
+        return why_stop(self._budget, ledger, self._gpus_of_next(), reserve(self._budget, ledger))
+
+    def _why_poor(self, gain: float | None) -> str | None:
+        """Return why no further launch pays, None while one may."""
+        least = self._strategy.least_gain
+        gains = [record.gain for record in self._records if record.role == "search" and record.state != "infeasible"]
+        return None if least is None else should_stop([*gains[1 - PATIENCE :], gain], least)
+
+    def _exclusive(self) -> bool | None:
+        """Return whether windows must not overlap, None when a calibration has to find out."""
+        executor = self._space.file.executor
+        windows = executor.windows if executor.kind == "packed" else "overlapping"
+        known = self._said.get("calibration", {}).get("exclusive")
+        if windows != "calibrate" or isinstance(known, bool):
+            return windows == "exclusive" if windows != "calibrate" else bool(known)
+        baseline = next((r for r in self._records if r.role == "baseline" and r.state == "measured"), None)
+        fits = baseline is not None and 2 * max(1, baseline.gpus) <= self._launcher.room
+        return None if fits else False
 
     def _ledger(self) -> Ledger:
         return Ledger(
@@ -285,26 +414,45 @@ class Search:
             durations=tuple(self._durations),
         )
 
-    def _progress(self, role: Role) -> Progress:
+    def _progress(self, role: Role, number: int) -> Progress:
         ledger = self._ledger()
         return Progress(
             role=role,
-            number=len(self._records),
+            number=number,
             launched=ledger.launched,
             trials=self._budget.trials,
             seconds=ledger.seconds,
-            left=seconds_left(self._budget, ledger, self._confirmations),
+            left=seconds_left(self._budget, ledger, self._to_confirm),
         )
 
     def _gpus_of_next(self) -> int:
         return max((record.gpus for record in self._records), default=0)
 
+    def _stop_if_unwell(self, role: Role) -> None:
+        """Stop when the machine, not the configurations, keeps launches from beginning.
+
+        Raises:
+            StudyError: it did so several times in a row, or its disk is full.
+        """
+        launches = [record for record in self._records if record.state != "infeasible"][-TRIES:]
+        failure = launches[-1].failure if launches and launches[-1].blameless else None
+        if failure is None:
+            return
+        if failure.kind == "disk_full" or (len(launches) == TRIES and all(r.blameless for r in launches)):
+            raise StudyError(f"nothing can be launched here now, no configuration is to blame: {describe(failure)}")
+        self._observer.note(f"The {role} is tried again: {failure.kind} is not its configuration's fault.")
+
     def _give_up_if_nothing_runs(self) -> None:
-        launches = [record for record in self._records if record.state != "infeasible"]
+        launches = [record for record in self._records if record.state != "infeasible" and not record.blameless]
         if len(launches) >= FRUITLESS and all(record.failure is not None for record in launches):
             failure = launches[-1].failure
             last = describe(failure) if failure is not None else ""
             raise NothingFeasible(f"{len(launches)} launches failed and none was measured; the last: {last}")
+
+
+def _speed(record: TrialRecord, load: int) -> float | None:
+    level = record.level(load)
+    return level.metrics.get(THROUGHPUT) if level is not None else None
 
 
 def describe(failure: Failure) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.config import EngineConfig
@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 class Suggestion:
     """A point to try: a configuration, or a contradiction that costs no launch.
 
-    `repeat`: the trial that this would measure once more; None for a point that is new.
+    `repeat`: the trial that this would measure once more; None for a point that is new. `gain`: the share of
+    hypervolume that the best point is expected to add, None without a model of it.
     """
 
     assignment: Assignment
     judged: EngineConfig | Infeasible
     repeat: int | None = None
+    gain: float | None = field(default=None, compare=False)
 
 
 def suggest(trial: optuna.trial.Trial, space: Space) -> Assignment:

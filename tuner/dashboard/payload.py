@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuner.budget import CONFIRMED, Ledger, launched, seconds_left, trial_seconds
+from tuner.budget import Ledger, confirmations, launched, seconds_left, trial_seconds
 from tuner.dashboard import hypervolume
 from tuner.dashboard.importance import importance
 from tuner.dashboard.policy import fitted, policy_of
@@ -20,7 +20,7 @@ from tuner.dashboard.trials import digits, domain_json, open_trial, short, trial
 from tuner.errors import StudyError
 from tuner.export.launch_file import serve_command
 from tuner.labels import flatten
-from tuner.points import Point, violations
+from tuner.points import Point, objectives_of, violations
 from tuner.records import FAILURES, METRIC_NAMES, TrialRecord, metric_of
 from tuner.space import Space
 from tuner.study import Outcome, outcome_of
@@ -120,7 +120,8 @@ class Payload:
             durations=tuple(trial_seconds(r) for r in outcome.records if r.state != "infeasible"),
         )
         again = sum(record.role == "confirm" for record in outcome.records)
-        left = seconds_left(space.file.study.budget, ledger, max(0, CONFIRMED - again) if again else None)
+        to_come = max(0, confirmations(ledger.launched) - again) if again else None
+        left = seconds_left(space.file.study.budget, ledger, to_come)
         return {
             "state": state.kind,
             "text": state.text,
@@ -243,11 +244,7 @@ def _vector(record: TrialRecord, space: Space) -> list[float | None] | None:
     """Return the objectives as the optimiser is told them; None for what failed or misses a constraint."""
     if record.state != "measured" or any(v > 0 for v in violations(record.levels, space.file.constraints)):
         return None
-    levels = [record.level(objective.level(space.levels)) for objective in space.file.objectives]
-    return [
-        level.metrics.get(objective.metric) if level is not None else None
-        for objective, level in zip(space.file.objectives, levels, strict=True)
-    ]
+    return objectives_of(record, space)
 
 
 def _hypervolume(space: Space, outcome: Outcome) -> dict[str, Any]:

@@ -7,7 +7,7 @@ executor decides nothing about the study and keeps nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -60,6 +60,18 @@ class Executor(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None: ...
+
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """UUIDs of the GPUs that trials may share out, neighbours next to each other; empty: one trial at a time."""
+        ...
+
+    def run_all(self, specs: Sequence[TrialSpec]) -> AbstractContextManager[Iterator[Event]]:
+        """Run several trials and yield the events of all as they come, each trial's as `run` does.
+
+        Trials that share none of their `lease.devices` run side by side; those that do, in the order given.
+        """
+        ...
 
     def run(self, spec: TrialSpec) -> AbstractContextManager[Iterator[Event]]:
         """Start one trial and yield its events as they come.

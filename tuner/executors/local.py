@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,9 +24,9 @@ WORKER_GRACE = 20.0  # beyond its server's: to notice the signal, prove the serv
 
 
 class LocalExecutor:
-    """Runs trials on this machine (see `base.Executor`).
+    """Runs trials on this machine, one after another (see `base.Executor`).
 
-    Several may run at once: leases keep them apart. `worker` is the command that reads a TrialSpec from its
+    `worker` is the command that reads a TrialSpec from its
     standard input and writes events to its standard output.
     """
 
@@ -46,6 +46,23 @@ class LocalExecutor:
         for process in list(self._running):
             process.stop()
 
+    @property
+    def gpus(self) -> tuple[str, ...]:
+        """See `base.Executor.gpus`."""
+        return ()
+
+    @contextlib.contextmanager
+    def run_all(self, specs: Sequence[TrialSpec]) -> Iterator[Iterator[Event]]:
+        """Run trials one after another; see `base.Executor.run_all`."""
+
+        def one_by_one() -> Generator[Event, None, None]:
+            for spec in specs:
+                with self.run(spec) as events:
+                    yield from events
+
+        with contextlib.closing(one_by_one()) as events:
+            yield events
+
     @contextlib.contextmanager
     def run(self, spec: TrialSpec) -> Iterator[Iterator[Event]]:
         """Start one trial and yield its events; see `base.Executor.run`."""
@@ -61,7 +78,7 @@ class LocalExecutor:
                 process = stack.enter_context(
                     supervise(
                         self._worker,
-                        env=os.environ,
+                        env=os.environ | _confined(spec),
                         log=logs / f"trial-{spec.trial:04d}.worker.log",
                         stdin=asked.fileno(),
                         stdout=write_end,
@@ -77,6 +94,11 @@ class LocalExecutor:
             self._running.append(process)
             stack.callback(self._running.remove, process)
             yield _events(read_end, process, spec)
+
+
+def _confined(spec: TrialSpec) -> dict[str, str]:
+    """Return what shows a worker the GPUs of its trial alone."""
+    return {"CUDA_VISIBLE_DEVICES": ",".join(spec.lease.devices)} if spec.lease.devices else {}
 
 
 def _events(fd: int, process: Supervised, spec: TrialSpec) -> Iterator[Event]:

@@ -7,24 +7,30 @@ the machine: an answer is an assignment, which the controller turns into a confi
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from engine.estimate import Machine
 from tuner.errors import StudyError
 from tuner.records import TrialRecord
 from tuner.space import Choices, FloatRange, Infeasible, Refusals, Space, parse_space
 from tuner.suggest import Suggestion
 
+if TYPE_CHECKING:  # the controller's side loads no optimiser
+    from tuner.brain import Brain
+
 COMMAND = (sys.executable, "-m", "tuner.sampling.process")
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 STOP_SECONDS = 10.0
+PriorState = Literal["none", "believed", "dropped"]
 CAREFUL = 2000  # impossible points refused in a row before a space counts as exhausted
 
 
@@ -42,6 +48,7 @@ class Start(_Message):
     sampler: str
     startup: int | None = None
     left: dict[str, tuple[Any, ...]] = Field(default_factory=dict)
+    machine: Machine | None = Field(None, description="The prior's; null is without one.")
 
 
 class Tell(_Message):
@@ -67,10 +74,13 @@ class Ask(_Message):
 
 
 class Answer(_Message):
-    """The point; `assignment` is None when every point has been tried."""
+    """The point; `assignment` is None when every point has been tried. `gain`: see `Suggestion`; `prior`: what has
+    become of the first guess."""
 
     assignment: dict[str, Any] | None
     repeat: int | None = None
+    gain: float | None = None
+    prior: PriorState = "none"
 
 
 Message = Annotated[Start | Tell | Bar | Ask, Field(discriminator="kind")]
@@ -87,9 +97,12 @@ class RemoteBrain:
         startup: int | None = None,
         *,
         sampler: str = "surrogate",
+        machine: Machine | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:
-        """`space` may be narrowed by static pruning; `sampler` is a kind of tuner.sampling.SAMPLERS."""
+        """`space` may be narrowed by static pruning; `sampler` is a kind of tuner.sampling.SAMPLERS; `machine` gives a
+        prior where its speed is known."""
+        self.prior: PriorState = "none"
         self._space = space
         self._refusals = refusals
         left = {d.path: tuple(d.values) for d in space.domains if not isinstance(d, FloatRange)}
@@ -100,6 +113,7 @@ class RemoteBrain:
             sampler=sampler,
             startup=startup,
             left=left,
+            machine=machine,
         )
         self._command = tuple(command)
         self._process: subprocess.Popen[str] | None = None
@@ -143,11 +157,12 @@ class RemoteBrain:
         for _ in range(CAREFUL):
             self._send(Ask(number=number, careful=careful))
             answer = self._answer()
+            self.prior = answer.prior
             if answer.assignment is None:
                 return None
             judged = self._space.judge(answer.assignment, self._refusals)
             if not (careful and isinstance(judged, Infeasible)):
-                return Suggestion(answer.assignment, judged, answer.repeat)
+                return Suggestion(answer.assignment, judged, answer.repeat, answer.gain)
             self._send(Bar(assignment=answer.assignment))
         return None
 
@@ -189,17 +204,11 @@ def narrowed(space: Space, left: Mapping[str, Sequence[Any]]) -> Space:
 
 def serve() -> int:
     """Answer on stdout what is asked on stdin, until it ends."""
-    from tuner.brain import Brain
-    from tuner.sampling import SAMPLERS
-    from tuner.simulate import seeded
-
     brain: Brain | None = None
     for line in sys.stdin:
         message = MESSAGE.validate_json(line)
         if isinstance(message, Start):
-            space = seeded(parse_space(message.text.encode(), message.source), message.seed)
-            sampler = SAMPLERS[message.sampler]
-            brain = Brain(narrowed(space, message.left), lambda _: (), message.startup, sampler=sampler)
+            brain = _begin(message)
         elif brain is None:
             raise StudyError("the first message to the sampler's process must be `start`")
         elif isinstance(message, Tell):
@@ -207,12 +216,31 @@ def serve() -> int:
         elif isinstance(message, Bar):
             brain.bar(message.assignment)
         else:
-            found = brain.ask(message.number, careful=message.careful)
-            answer = (
-                Answer(assignment=None) if found is None else Answer(assignment=found.assignment, repeat=found.repeat)
-            )
-            print(answer.model_dump_json(), flush=True)
+            print(_reply(brain, message).model_dump_json(), flush=True)
     return 0
+
+
+def _begin(start: Start) -> Brain:
+    from tuner.brain import Brain
+    from tuner.prior import guessed
+    from tuner.sampling import SAMPLERS, Pool
+    from tuner.simulate import seeded
+
+    space = narrowed(seeded(parse_space(start.text.encode(), start.source), start.seed), start.left)
+    pool = guessed(Pool.of(space), start.machine) if start.machine is not None else None
+    return Brain(space, lambda _: (), start.startup, sampler=SAMPLERS[start.sampler], pool=pool)
+
+
+def _reply(brain: Brain, ask: Ask) -> Answer:
+    from tuner.stop_rule import outlook
+
+    expected = outlook(brain.view(ask.number), brain.sampler)
+    gain = expected.gain if expected is not None and math.isfinite(expected.gain) else None
+    found = brain.ask(ask.number, careful=ask.careful)
+    prior = brain.prior(ask.number)
+    if found is None:
+        return Answer(assignment=None, gain=gain, prior=prior)
+    return Answer(assignment=found.assignment, repeat=found.repeat, gain=gain, prior=prior)
 
 
 if __name__ == "__main__":

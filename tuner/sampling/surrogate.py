@@ -206,6 +206,15 @@ def trusted(view: View, costs: Costs, allowed: Indices) -> tuple[Array, Array]:
     return ahead, behind
 
 
+def believed(view: View) -> bool:
+    """Tell whether the prior's guesses are used on any axis."""
+    costs = Costs.of(view)
+    if len(costs.values) < 1:
+        return view.pool.guesses is not None
+    allowed = np.arange(min(len(view.pool.assignments), 1))
+    return bool(np.any(trusted(view, costs, allowed)[1] != 0.0))
+
+
 def reference_of(good: Array) -> Array:
     """Return the costs from which gains are counted: the worst of the front on each axis, and a tenth of its extent
     more (of all points, while the front is a single one)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
 
 from engine.config import Count, Number, Size, Strict, Word
 from tuner.durations import Duration
@@ -12,6 +12,11 @@ from tuner.records import Goal, MetricName, Workload
 from tuner.slo import parse_slo
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+
+
+def _local(value: object) -> object:
+    """A section without a kind is the local one."""
+    return {"kind": "local", **value} if isinstance(value, dict) else value
 
 
 def _slo_text(value: str) -> str:
@@ -87,11 +92,45 @@ class Pick(Strict):
     load: Size | None = Field(None, description="Requests in flight to choose for; null is the highest measured.")
 
 
+class Strategy(Strict):
+    """How the search spends its budget."""
+
+    sampler: Literal["surrogate", "gp", "tpe", "tpe_fail", "nsga2", "random", "sobol", "grid", "hill"] = Field(
+        "surrogate", description="Who chooses what to launch next; the others are there to compare with."
+    )
+    prior: bool = Field(
+        True, description="A roofline guess of every point leads the search until trials contradict it (GPUs only)."
+    )
+    race: bool = Field(
+        True, description="A trial that its first level shows beaten stops, and long windows begin short."
+    )
+    least_gain: Annotated[Number, Field(ge=0, lt=1)] | None = Field(
+        0.005, description="Ends the search when five launches in a row are expected to add less; null never does."
+    )
+    policy: bool = Field(
+        True, description="A table of drafts by load is fitted to the curves, and launched to be judged beside none."
+    )
+
+
 class LocalExecutor(Strict):
-    """Trials run on this machine, on the GPUs that CUDA_VISIBLE_DEVICES leaves."""
+    """Trials run on this machine one after another, on the GPUs that CUDA_VISIBLE_DEVICES leaves."""
 
     kind: Literal["local"] = "local"
     ready: Duration = Field(900.0, gt=0, description="Longest time from a launch to a finished completion.")
+
+
+class PackedExecutor(Strict):
+    """Trials run on this machine side by side, each on GPUs of its own; where neighbours disturb each other, which a
+    calibration finds out, they load at the same time and measure one after another."""
+
+    kind: Literal["packed"] = "packed"
+    ready: Duration = Field(900.0, gt=0, description="Longest time from a launch to a finished completion.")
+    windows: Literal["calibrate", "exclusive", "overlapping"] = Field(
+        "calibrate", description="Whether trials may measure at the same time; `calibrate` launches the baseline twice."
+    )
+
+
+ExecutorSection = Annotated[LocalExecutor | PackedExecutor, Field(discriminator="kind"), BeforeValidator(_local)]
 
 
 class SpaceFile(Strict):
@@ -111,4 +150,5 @@ class SpaceFile(Strict):
     )
     constraints: tuple[Constraint, ...] = Field((), max_length=32)
     pick: Pick = Pick()
-    executor: LocalExecutor = LocalExecutor()
+    strategy: Strategy = Strategy()
+    executor: ExecutorSection = LocalExecutor()

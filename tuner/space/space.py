@@ -41,8 +41,10 @@ class Space:
 
     @property
     def digest(self) -> str:
-        """Identity of what is searched and how it is measured; the budget may change without changing it."""
-        content = self.file.model_dump(mode="json", by_alias=True, exclude={"study": {"budget"}, "pick": True})
+        """Identity of what is searched and how it is measured; budget and strategy may change without changing it."""
+        content = self.file.model_dump(
+            mode="json", by_alias=True, exclude={"study": {"budget"}, "pick": True, "strategy": True}
+        )
         return digest(content)
 
     @property

@@ -20,7 +20,7 @@ from tuner.sampling.guesses import calibrate
 from tuner.sampling.surrogate import Surrogate, reference_of, untested
 from tuner.simulate import Game, measured_again, value_at
 from tuner.space import parse_space
-from tuner.stop_rule import Outlook, outlook, should_stop
+from tuner.stop_rule import outlook, should_stop
 
 SPACE_ = parse_space(SPACE.encode())
 
@@ -137,6 +137,6 @@ def test_the_search_ends_when_nothing_more_is_expected(boxes: Game) -> None:
     assert early is not None
     assert late is not None
     assert late.gain < early.gain
-    assert should_stop([Outlook(0.001)] * 5)
-    assert should_stop([Outlook(0.001)] * 4) is None
-    assert should_stop([*itertools.repeat(Outlook(0.001), 4), Outlook(0.1)]) is None
+    assert should_stop([0.001] * 5)
+    assert should_stop([0.001] * 4) is None
+    assert should_stop([*itertools.repeat(0.001, 4), 0.1]) is None
