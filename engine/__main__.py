@@ -49,6 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "--decode", action="store_true", help="the bundled pair: none, dflash, ddtree and a policy at 1, 4, 16 requests"
     )
+    bench.add_argument(
+        "--gpu", action="store_true", help="where a round's time goes on a GPU: draft, verify, commit, host; bytes a second"
+    )
     bench.add_argument("--prompts", type=Path, default=None, help="JSON list of token id lists; default: bundled ones")
     bench.add_argument("--concurrency", type=int, nargs="+", default=None, help="default: 1 4")
     bench.add_argument("--output-tokens", type=int, default=128)
@@ -132,6 +135,8 @@ def _bench(arguments: argparse.Namespace) -> int:
     from engine.bench import DECODE_CONCURRENCY, bench, decode_configs
 
     configs = {str(path): _single(path) for path in arguments.configs}
+    if arguments.gpu:
+        return _bench_gpu(configs, arguments)
     if arguments.decode and configs:
         raise ConfigError("--decode brings its own configs; leave out either")
     if arguments.decode:
@@ -151,6 +156,31 @@ def _bench(arguments: argparse.Namespace) -> int:
                 + (f"{length:13.2f}" if length else f"{'–':>13}")
                 + f" {level['rows_per_request']:5.1f} {level['ms_per_round']:8.2f}"
             )
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return int(Exit.OK)
+
+
+def _bench_gpu(configs: dict[str, EngineConfig], arguments: argparse.Namespace) -> int:
+    from engine.device.bench import TITLES, bench_gpu, line
+
+    concurrency = arguments.concurrency or (1, 8, 48)
+    if not configs:
+        shared = {
+            "model": {"target": BUNDLED},
+            "graphs": {"kind": "captured", "batch_sizes": sorted({*concurrency})},
+            "memory": {"max_running": max(concurrency)},
+        }
+        fast = {"draft": {"kind": "dflash", "block_size": 8}}
+        configs = {
+            "none": EngineConfig.model_validate(shared),
+            "dflash block 8": EngineConfig.model_validate(shared | fast),
+        }
+    print(TITLES, flush=True)
+    result = bench_gpu(
+        configs, concurrency, output_tokens=arguments.output_tokens, tell=lambda row: print(line(row), flush=True)
+    )
+    print(f"copy {result['copy_bytes_s'] / 1e9:.0f} GB/s")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(Exit.OK)

@@ -28,6 +28,7 @@ from engine.machine import (
     visible_gpus,
 )
 from engine.parameters import (
+    SAMPLED_NUMBERS,
     Parameters,
     attention_backend,
     compute_dtype,
@@ -112,6 +113,7 @@ __all__ = [
 KV_FRACTION = {"cuda": 0.85, "cpu": 0.25}  # a CPU serves other programs too
 RUNTIME_BYTES = {"cuda": 900 * MIB, "cpu": 450 * MIB}  # CUDA context and libraries; Python, torch, the front
 GRAPH_BYTES = 32 * MIB  # one captured graph's own nodes and static buffers
+SAMPLING_TENSORS = 10  # float64 tensors of probabilities that sampling holds at once, sorted and not
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,8 @@ def memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, ma
     guessed = ["activations: widest layer, features and logits", "runtime: a typical process"]
     if isinstance(config.graphs, Captured):
         graphs = decode + GRAPH_BYTES * len(config.graphs.batch_sizes)
+        if config.backend.kind == "native":
+            graphs += SAMPLED_NUMBERS * 8 * SAMPLING_TENSORS
         guessed.append("graphs: one pool of a decode round's activations, 32 MiB a graph")
     fixed = weights + draft_weights
     tokens = _kv_tokens(config, shape, machine, fixed, activations + graphs, kv_each + draft_kv_each)

@@ -12,6 +12,7 @@ from engine.shape import DTYPE_BYTES, DraftShape, ModelShape
 
 PAGE_SIZE = 32  # tokens
 PREFILL_CHUNK = 512  # tokens
+SAMPLED_NUMBERS = 2**23  # probabilities that a device round computes at once, at most: float64, several times over
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from engine.errors import GraphCaptureError, OutOfMemoryInCapture
+from engine.errors import GraphCaptureError, OutOfMemory, OutOfMemoryInCapture
 
 T = TypeVar("T")
 
@@ -34,8 +34,15 @@ class EagerGraphs:
     captured = False
 
     def add(self, name: str, work: Callable[[], T]) -> Callable[[], T]:
-        """Run the work once, which compiles its kernels, and return it."""
-        work()
+        """Run the work once, which compiles its kernels, and return it.
+
+        Raises:
+            OutOfMemory: its tensors do not fit beside weights and cache.
+        """
+        try:
+            work()
+        except torch.OutOfMemoryError as error:
+            raise OutOfMemory(f"{name} does not fit: {_advice()}, or lower memory.max_running") from error
         return work
 
 
@@ -58,6 +65,7 @@ class CapturedGraphs:
         try:
             work()
             torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # what this run took is free for the pool, which a capture cannot ask for
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 made = work()
@@ -67,11 +75,8 @@ class CapturedGraphs:
                 raise
             graph.capture_end()
         except torch.OutOfMemoryError as error:
-            free, total = torch.cuda.mem_get_info()
-            raise OutOfMemoryInCapture(
-                f"{name} does not fit: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free; "
-                "lower memory.kv_tokens or kv_fraction, or the largest of graphs.batch_sizes with memory.max_running"
-            ) from error
+            advice = f"{_advice()}, or lower the largest of graphs.batch_sizes with memory.max_running"
+            raise OutOfMemoryInCapture(f"{name} does not fit: {advice}") from error
         except RuntimeError as error:
             cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise GraphCaptureError(f"{name} could not be captured: {cause}; use graphs.kind eager") from error
@@ -81,3 +86,11 @@ class CapturedGraphs:
             return made
 
         return replay
+
+
+def _advice() -> str:
+    free, total = torch.cuda.mem_get_info()
+    return (
+        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free beside weights and cache; "
+        "lower memory.kv_tokens or kv_fraction"
+    )

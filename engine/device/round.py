@@ -17,9 +17,7 @@ from engine.config import DFlashDraft, NoDraft
 from engine.device.model import Attend, DeviceDraft, DeviceTarget
 from engine.device.state import Rows, State, Style
 from engine.kernels.base import Ops
-
-#: Probabilities of one call of the sampling functions, at most: float64, several times over, they bound its memory.
-SAMPLED_NUMBERS = 2**23
+from engine.parameters import SAMPLED_NUMBERS
 
 
 @dataclass(frozen=True)
@@ -200,7 +198,7 @@ def _rejection(
 
 
 def _parts(logits: Tensor) -> list[slice]:
-    """Return slices of lanes small enough for the sampling functions."""
+    """Return slices of lanes small enough for the sampling functions: what they compute bounds a round's memory."""
     lanes, rows, vocab = logits.shape
     size = max(1, SAMPLED_NUMBERS // (rows * vocab))
     return [slice(first, first + size) for first in range(0, lanes, size)]
