@@ -15,7 +15,7 @@ import socket
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,9 +69,19 @@ def _answers(port: int) -> bool:
         return False
 
 
-async def load(port: int, model: str, concurrency: int, requests: int, output_tokens: int) -> float:
-    """Return output tokens a second of `concurrency` clients that send `requests` each, one after the other."""
-    prompts = bundled_prompts()
+async def load(
+    port: int,
+    model: str,
+    concurrency: int,
+    requests: int,
+    output_tokens: int,
+    prompts: Sequence[Sequence[int]] | None = None,
+) -> float:
+    """Return output tokens a second of `concurrency` clients that send `requests` each, one after the other.
+
+    `prompts`: token ids, taken in turn; the bundled ones when None.
+    """
+    prompts = prompts or bundled_prompts()
 
     async def one(client: Client, index: int) -> int:
         prompt = list(prompts[index % len(prompts)])

@@ -50,7 +50,7 @@ def _parser() -> argparse.ArgumentParser:
         "--decode", action="store_true", help="the bundled pair: none, dflash, ddtree and a policy at 1, 4, 16 requests"
     )
     bench.add_argument(
-        "--gpu", action="store_true", help="where a round's time goes on a GPU: draft, verify, commit, host; bytes a second"
+        "--gpu", action="store_true", help="where a round's time goes on a GPU: draft, verify, commit, host"
     )
     bench.add_argument("--prompts", type=Path, default=None, help="JSON list of token id lists; default: bundled ones")
     bench.add_argument("--concurrency", type=int, nargs="+", default=None, help="default: 1 4")

@@ -1,0 +1,254 @@
+"""Rounds on a GPU, in one command: are they right, how long do they take, what does a client get.
+
+    python -m benchmarks.gpu_rounds --json OUT [--parts correct,rounds_none,rounds_dflash,pair,http,http8b]
+
+Every part is a process of its own with a time limit: one that fails is reported and the next one runs. `correct`:
+the bundled pair in float32, captured against eager rounds and against the CPU engine, greedy and sampled.
+`rounds_none`, `rounds_dflash`: the shape of Qwen3-8B (random weights, forced acceptance), a round split into draft,
+verify, commit and host. `pair`: the same of the bundled pair. `http`, `http8b`: both served over HTTP, one client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.common import RESULTS, ROOT, bundled_prompts, write
+
+SHAPES = ROOT / "benchmarks" / "shapes" / "qwen3-8b"
+PROMPT_TOKENS, OUTPUT_TOKENS = 96, 256
+DRAFTS: dict[str, dict[str, Any]] = {
+    "none": {"kind": "none"},
+    "dflash 8": {"kind": "dflash", "block_size": 8},
+    "dflash 16": {"kind": "dflash", "block_size": 16},
+}
+
+
+def config(draft: dict[str, Any], captured: bool, running: int, sizes: Sequence[int], **model: Any) -> dict[str, Any]:
+    """Return an EngineConfig of the bundled pair."""
+    graphs = {"kind": "captured", "batch_sizes": list(sizes)} if captured else {"kind": "eager"}
+    shared = {"model": {"target": "bundled"} | model, "memory": {"max_running": running}}
+    return shared | {"draft": draft, "graphs": graphs}
+
+
+def correct() -> dict[str, Any]:
+    """Compare texts of 20 prompts: captured with eager rounds (equal), both with the CPU engine (near-ties apart)."""
+    import torch
+
+    from engine.config import EngineConfig
+    from engine.device.build import build_device
+    from engine.device.loop import DeviceLoop
+    from engine.loop import Loop
+    from engine.request import GREEDY, Request, Sampling
+    from engine.runtime import build, resolve
+
+    prompts = [prompt[: 24 + 7 * number] for number, prompt in enumerate(bundled_prompts()[:20])]
+    styles = {"greedy": [GREEDY], "sampled": [Sampling(0.8, seed=1), Sampling(1.0, 20, 0.9, 2), GREEDY]}
+
+    def texts(loop: Loop | DeviceLoop, style: str) -> list[list[int]]:
+        made: list[list[int]] = [[] for _ in prompts]
+        for number, prompt in enumerate(prompts):
+            reason = loop.submit(Request(number, prompt, 64, (), styles[style][number % len(styles[style])]))
+            assert reason is None, reason
+        while not loop.idle:
+            for progress in loop.advance():
+                made[progress.id] += progress.tokens
+        return made
+
+    rows: list[dict[str, Any]] = []
+    reference: dict[str, list[list[int]]] = {}
+    for name, draft in DRAFTS.items():
+        for running in (1, 16):
+            sizes = [1] if running == 1 else [1, 2, 4, 8, 16]  # what eager rounds are padded to
+            plans = {
+                captured: resolve(
+                    EngineConfig.model_validate(config(draft, captured, running, sizes, dtype="float32", max_len=512))
+                )
+                for captured in (False, True)
+            }
+            loops = {captured: DeviceLoop(build_device(plan)) for captured, plan in plans.items()}
+            for style in styles:
+                if style not in reference:
+                    on_cpu = replace(plans[False], device=torch.device("cpu"), threads=4)
+                    reference[style] = texts(Loop(build(on_cpu)), style)
+                eager, captured = texts(loops[False], style), texts(loops[True], style)
+                equal = sum(a == b for a, b in zip(captured, reference[style], strict=True))
+                row = {"draft": name, "running": running, "style": style, "captured_is_eager": captured == eager}
+                rows.append(row | {"equal_to_cpu": equal, "of": len(prompts)})
+                print(json.dumps(rows[-1]), flush=True)
+            graph_rounds = loops[True].stats().rounds["graph_rounds"]
+            assert graph_rounds == loops[True].stats().rounds["rounds"] > 0, "captured rounds were not replayed"
+    return {"rows": rows, "captured_is_eager": all(row["captured_is_eager"] for row in rows)}
+
+
+def _bench(*arguments: str) -> dict[str, Any]:
+    """Run `engine bench --gpu` in this process."""
+    from engine.__main__ import main
+
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        status = main(["bench", "--gpu", *arguments, "--json", str(out)])
+        assert status == 0, f"exit status {status}"
+        result: dict[str, Any] = json.loads(out.read_text())
+    for name, described in result["configs"].items():
+        print(name, json.dumps(described["memory_check"]), f"load {described['seconds_load']:.1f} s", flush=True)
+    return result
+
+
+def rounds_none() -> dict[str, Any]:
+    """Split the rounds of the 8B shape without speculation."""
+    return _bench(str(SHAPES / "none.yaml"), "--concurrency", "1", "8", "48", "--output-tokens", "128")
+
+
+def rounds_dflash() -> dict[str, Any]:
+    """Split the rounds of the 8B shape with blocks of 16 (1 and 8 requests) and 8 (48 requests)."""
+    return _bench(str(SHAPES / "dflash.yaml"), "--concurrency", "1", "8", "48", "--output-tokens", "256")
+
+
+def pair() -> dict[str, Any]:
+    """Split the rounds of the bundled pair."""
+    return _bench("--concurrency", "1", "16", "48", "--output-tokens", "192")
+
+
+@contextmanager
+def shape_folder() -> Iterator[Path]:
+    """Yield the 8B shape's folders with a tokenizer in them, which a server needs."""
+    from engine.pair.paths import PAIR
+
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(SHAPES, folder, dirs_exist_ok=True)
+        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+            if (PAIR / "target" / name).exists():
+                shutil.copy(PAIR / "target" / name, Path(folder) / "target")
+        yield Path(folder)
+
+
+def serve_and_load(document: dict[str, Any], levels: Sequence[int], requests: int) -> dict[str, Any]:
+    """Serve a config, and return seconds to ready, tokens a second by concurrency, and what the server counted."""
+    import httpx
+
+    from benchmarks.http_decode import load
+    from benchmarks.server import serving
+
+    texts = [(prompt * 8)[:PROMPT_TOKENS] for prompt in bundled_prompts()]
+    target = document["model"]["target"]
+    with serving(document) as server:
+        found: dict[str, Any] = {"seconds_to_ready": server.seconds_to_ready, "tok_s": {}}
+        asyncio.run(load(server.port, target, max(levels), 1, 16, texts))
+        for level in levels:
+            speed = asyncio.run(load(server.port, target, level, requests, OUTPUT_TOKENS, texts))
+            found["tok_s"][level] = speed
+            print(f"  c={level}: {speed:.0f} tok/s", flush=True)
+        info = httpx.get(f"http://127.0.0.1:{server.port}/server_info", timeout=30).json()
+        found |= {"acceptance": info["acceptance"], "rounds": info["rounds"], "graphs": info["config"]["graphs"]}
+    return found
+
+
+def http() -> dict[str, Any]:
+    """Serve the bundled pair without speculation and with blocks of 8 and 16."""
+    found = {}
+    for name, draft in DRAFTS.items():
+        print(name, flush=True)
+        document = config(draft, True, 48, [1, 2, 4, 8, 16, 32, 48])
+        found[name] = serve_and_load(document, (1, 48), 3)
+        print(f"  ready after {found[name]['seconds_to_ready']:.1f} s", flush=True)
+    return found
+
+
+def http8b() -> dict[str, Any]:
+    """Serve the 8B shape without speculation and with forced acceptance."""
+    found = {}
+    with shape_folder() as folder:
+        for name in ("none", "dflash"):
+            print(name, flush=True)
+            text = (folder / f"{name}.yaml").read_text().replace("benchmarks/shapes/qwen3-8b", str(folder))
+            found[name] = serve_and_load(yaml.safe_load(text), (1, 8, 48), 1)
+    return found
+
+
+@dataclass(frozen=True)
+class Part:
+    """A measurement, and the seconds it may take."""
+
+    run: Callable[[], dict[str, Any]]
+    seconds: float
+
+
+PARTS = {
+    "correct": Part(correct, 110),
+    "rounds_none": Part(rounds_none, 75),
+    "rounds_dflash": Part(rounds_dflash, 90),
+    "pair": Part(pair, 60),
+    "http": Part(http, 110),
+    "http8b": Part(http8b, 150),
+}
+DEFAULT = "correct,rounds_none,rounds_dflash,pair"
+
+
+def supervise(names: Sequence[str], limit: float) -> dict[str, Any]:
+    """Run parts one after the other, each in its own process; a part's error stands where its result would."""
+    results: dict[str, Any] = {}
+    began = time.monotonic()
+    for name in names:
+        left = limit - (time.monotonic() - began)
+        seconds = min(PARTS[name].seconds, left)
+        print(f"== {name}", flush=True)
+        if seconds < 10:
+            results[name] = {"error": "no time left for it"}
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "part.json"
+            command = [sys.executable, "-u", "-m", "benchmarks.gpu_rounds", "--part", name, "--json", str(out)]
+            started = time.monotonic()
+            status = _ended(command, seconds)
+            results[name] = json.loads(out.read_text()) if out.exists() else {"error": status}
+            results[name]["seconds"] = time.monotonic() - started
+        print(f"== {name}: {results[name].get('error', 'done')} in {results[name]['seconds']:.0f} s", flush=True)
+    return results
+
+
+def _ended(command: Sequence[str], seconds: float) -> str:
+    """Run a command for at most so long, and say how it ended; nothing that it started stays."""
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    try:
+        return f"status {process.wait(timeout=seconds)}"
+    except subprocess.TimeoutExpired:
+        return f"no end after {seconds:.0f} s"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def main() -> None:
+    """Run one part, or several."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", default=DEFAULT, help=f"of {', '.join(PARTS)}")
+    parser.add_argument("--part", choices=PARTS, help="run this one here and write its result alone")
+    parser.add_argument("--limit", type=float, default=300.0, help="seconds of all parts together")
+    parser.add_argument("--json", type=Path, default=RESULTS / "gpu_rounds.json")
+    arguments = parser.parse_args()
+    if arguments.part:
+        arguments.json.write_text(json.dumps(PARTS[arguments.part].run()), encoding="utf-8")
+        return
+    results = supervise(arguments.parts.split(","), arguments.limit)
+    write(arguments.json, {"parts": results})
+
+
+if __name__ == "__main__":
+    main()
