@@ -298,7 +298,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=540.0, help="search: stop between two trials before")
     parser.add_argument("--out", type=Path, default=RESULTS / "sglang_gpu.json", help="record: the file to write")
     parser.add_argument("--commit", help="record: the commit, where this copy has no git")
-    parser.add_argument("--stranger", nargs="+", help="chaos: another program than torch to hold GPU memory")
+    parser.add_argument(
+        "--stranger", nargs=argparse.REMAINDER, help="chaos, last: another program than torch to hold GPU memory"
+    )
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs begin with it ignored
     find_command("sglang", None)  # says which file to write
