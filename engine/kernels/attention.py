@@ -70,16 +70,16 @@ def fold(
 
 
 @triton.jit
-def _stretch(length, SPLITS: tl.constexpr, BLOCK: tl.constexpr):
+def _stretch(length, splits, BLOCK: tl.constexpr):
     """Return how many positions a split takes of `length`: whole blocks."""
-    return tl.cdiv(tl.cdiv(length, SPLITS), BLOCK) * BLOCK
+    return tl.cdiv(tl.cdiv(length, splits), BLOCK) * BLOCK
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "splits"])
 def _attend(
-    q, pool, table, lanes, lengths, out, parts, stats, table_stride, scale,
+    q, pool, table, lanes, lengths, out, parts, stats, table_stride, splits, scale,
     QUERIES: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    DIM: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
     CAUSAL: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
@@ -88,7 +88,7 @@ def _attend(
     tile = tl.program_id(1) % TILES
     lane = tl.program_id(2)
     length = tl.load(lengths + lane) + QUERIES
-    stretch = _stretch(length, SPLITS, BLOCK)
+    stretch = _stretch(length, splits, BLOCK)
     first = split * stretch
     if first < length:
         row = tl.arange(0, ROWS)
@@ -108,35 +108,35 @@ def _attend(
             block, pool, table_row, first, end, last_seen, kv_head, best, total, value, scale,
             KV_HEADS, DIM, PAGE, BLOCK, STAGES,
         )  # fmt: skip
-        if SPLITS == 1:
+        if WHOLE:
             value /= total[:, None]
             tl.store(out + line[:, None] * DIM + dim[None, :], value.to(out.dtype.element_ty), mask=exists[:, None])
         else:
-            part = line * SPLITS + split
+            part = line * splits + split
             tl.store(parts + part[:, None] * DIM + dim[None, :], value, mask=exists[:, None])
             tl.store(stats + part * 2, best, mask=exists)
             tl.store(stats + part * 2 + 1, total, mask=exists)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def _combine(
-    parts, stats, lengths, out,
-    QUERIES: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, SPLITS: tl.constexpr,
+    parts, stats, lengths, out, splits,
+    QUERIES: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
     SPLITS_BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     wait_for_inputs(PDL)
     line = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     length = tl.load(lengths + tl.program_id(0) // QUERIES) + QUERIES
-    used = tl.cdiv(length, _stretch(length, SPLITS, BLOCK))  # splits that had something to do
+    used = tl.cdiv(length, _stretch(length, splits, BLOCK))  # splits that had something to do
     every = tl.arange(0, SPLITS_BLOCK)
-    best = tl.max(tl.load(stats + (line * SPLITS + every) * 2, mask=every < used, other=-float("inf")), axis=0)
+    best = tl.max(tl.load(stats + (line * splits + every) * 2, mask=every < used, other=-float("inf")), axis=0)
     dim = tl.arange(0, DIM)
     total = 0.0
     value = tl.zeros([DIM], tl.float32)
     for begin in range(0, used, STEP):
         split = begin + tl.arange(0, STEP)
         inside = split < used
-        part = line * SPLITS + split
+        part = line * splits + split
         weight = tl.exp2(tl.load(stats + part * 2, mask=inside, other=-float("inf")) - best)
         total += tl.sum(weight * tl.load(stats + part * 2 + 1, mask=inside, other=0.0), axis=0)
         made = tl.load(parts + part[:, None] * DIM + dim[None, :], mask=inside[:, None], other=0.0)
@@ -173,15 +173,15 @@ def attend(
         stats = torch.empty(rows * heads * splits * 2, dtype=torch.float32, device=q.device)
     _attend[(splits, kv_heads * tiles, lanes)](
         q, pool, paged.table, paged.lanes, paged.lengths, out, parts, stats,
-        paged.table.stride(0), dim**-0.5 * LOG2_E,
+        paged.table.stride(0), splits, dim**-0.5 * LOG2_E,
         QUERIES=queries, TILE=tile, TILES=tiles, GROUP=group, KV_HEADS=kv_heads, DIM=dim, PAGE=paged.page_size,
-        ROWS=power_of_two(tile * group, 16), BLOCK=plan.block, SPLITS=splits, CAUSAL=causal, STAGES=plan.stages,
+        ROWS=power_of_two(tile * group, 16), BLOCK=plan.block, WHOLE=splits == 1, CAUSAL=causal, STAGES=plan.stages,
         num_warps=plan.warps, **start(pdl),
     )  # fmt: skip
     if splits > 1:
         _combine[(rows, heads)](
-            parts, stats, paged.lengths, out,
-            QUERIES=queries, HEADS=heads, DIM=dim, BLOCK=plan.block, SPLITS=splits,
+            parts, stats, paged.lengths, out, splits,
+            QUERIES=queries, HEADS=heads, DIM=dim, BLOCK=plan.block,
             SPLITS_BLOCK=power_of_two(splits), STEP=min(16, power_of_two(splits)), num_warps=2, **start(pdl),
         )  # fmt: skip
     return out

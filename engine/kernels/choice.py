@@ -21,6 +21,7 @@ import torch
 import triton
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
+from triton.errors import TritonError
 
 from engine.kernels import linear
 from engine.kernels.launch import power_of_two
@@ -212,7 +213,7 @@ def attempt(call: Callable[[], object]) -> str | None:
     try:
         call()
         torch.cuda.synchronize()
-    except triton.runtime.errors.OutOfResources as error:
+    except TritonError as error:  # too much shared memory, or what the compiler does not take
         return str(error)
     return None
 

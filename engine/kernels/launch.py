@@ -10,7 +10,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
 INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 

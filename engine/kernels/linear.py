@@ -187,7 +187,7 @@ def _product(x, w, acc, SWAP: tl.constexpr):
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _stream(
     x, weight, bias, residual, out, parts, squares, rows, columns, inner, eps,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
@@ -242,7 +242,9 @@ def _stream(
         up = tl.trans(up)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
     if SPLIT == 1:
-        scale = tl.rsqrt(square / inner + eps)[:, None]
+        scale = 1.0
+        if NORM:
+            scale = tl.rsqrt(square / inner + eps)[:, None]
         place = row.to(tl.int64)[:, None] * columns + column[None, :]
         _finish(
             acc, up, scale, bias, residual, out, place, inside, column[None, :], columns, GATED, BIAS, RESIDUAL, NORM
@@ -253,11 +255,11 @@ def _stream(
         tl.store(parts + place, acc, mask=inside)
         if GATED:
             tl.store(parts + place + columns, up, mask=inside)
-        if NORM:
-            tl.store(squares + split * rows + row, square, mask=(row < rows) & (tl.program_id(0) == 0))
+        if NORM and tl.program_id(0) == 0:
+            tl.store(squares + split * rows + row, square, mask=row < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _vector(
     x, weight, bias, residual, out, parts, squares, rows, columns, inner, eps,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
@@ -307,7 +309,9 @@ def _vector(
     square = tl.sum(squared, axis=0)
     inside = column < columns
     if SPLIT == 1:
-        scale = tl.rsqrt(square / inner + eps)
+        scale = 1.0
+        if NORM:
+            scale = tl.rsqrt(square / inner + eps)
         place = row.to(tl.int64) * columns + column
         _finish(
             result, up_result, scale, bias, residual, out, place, inside, column, columns, GATED, BIAS, RESIDUAL, NORM
@@ -318,11 +322,11 @@ def _vector(
         tl.store(parts + place, result, mask=inside)
         if GATED:
             tl.store(parts + place + columns, up_result, mask=inside)
-        if NORM:
-            tl.store(squares + split * rows + row, square, mask=tl.program_id(0) == 0)
+        if NORM and tl.program_id(0) == 0:
+            tl.store(squares + split * rows + row, square)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _add_parts(
     parts, squares, bias, residual, out, rows, columns, inner, eps,
     BLOCK: tl.constexpr, SPLIT: tl.constexpr, SPLIT_BLOCK: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,

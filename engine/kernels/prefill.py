@@ -27,7 +27,7 @@ class PrefillPlan:
     stages: int = 3
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "rows", "chunks"])
 def _prefill(
     q, pool, table, lanes, starts, offsets, out, table_stride, scale, rows, chunks,
     CHUNKS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,

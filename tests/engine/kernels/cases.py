@@ -13,8 +13,9 @@ from engine.kernels.reference import ReferenceOps
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 WIDE = ReferenceOps()  # run on float64 inputs
-#: ‖made − expected‖ / ‖expected‖: far above what rounding does, far below what a mistake does.
-BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+#: ‖made − expected‖ / ‖expected‖: above what rounding does (the interpreter cuts bfloat16 off instead of rounding to
+#: nearest), far below what a mistake does.
+BOUND = {torch.float32: 1e-5, torch.bfloat16: 1e-2 if DEVICE.type == "cuda" else 2.5e-2}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 
 

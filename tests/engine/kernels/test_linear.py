@@ -22,7 +22,7 @@ PLANS: list[tuple[int, Plan]] = [
     (5, Stream(16, 32, 32, split=3)),
     (16, Stream(16, 64, 32, split=2, swap=True)),
     (21, Stream(32, 16, 64, norm_first=True)),
-    (70, Stream(64, 32, 32, split=2, norm_first=True)),  # two tiles of rows
+    (70, Stream(64, 64, 64, norm_first=True)),  # two tiles of rows
     (3, Library()),
 ]
 named = pytest.mark.parametrize(("rows", "plan"), PLANS, ids=[f"{type(p).__name__}-{r}" for r, p in PLANS])
@@ -43,8 +43,8 @@ def wide(parts: list) -> list:
 
 @DTYPES
 @named
-@pytest.mark.parametrize("inner", [128, 176])
-def test_plain_and_with_residual(rows: int, plan: Plan, inner: int, dtype: torch.dtype) -> None:
+def test_plain_and_with_residual(rows: int, plan: Plan, dtype: torch.dtype) -> None:
+    inner = 128 if rows == 5 else 176  # whole blocks, or not
     made, parts = layer(72, inner, norm=False, gated=False, bias=rows % 2 == 1, dtype=dtype)
     made.plans[bucket(rows)] = plan
     x, residual = normal(rows, inner, dtype=dtype), normal(rows, 72, dtype=dtype)

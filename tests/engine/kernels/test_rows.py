@@ -17,7 +17,7 @@ EPS = 1e-5
 
 
 @DTYPES
-@pytest.mark.parametrize(("rows", "hidden"), [(1, 48), (3, 256), (5, 4096), (2, 700)])
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 48), (3, 256), (2, 4096), (2, 700)])
 def test_norm(rows: int, hidden: int, dtype: torch.dtype) -> None:
     x, delta, weight = (normal(*shape, dtype=dtype) for shape in ((rows, hidden), (rows, hidden), (hidden,)))
     close(OPS.norm(x, weight, EPS), WIDE.norm(x.double(), weight.double(), EPS))
