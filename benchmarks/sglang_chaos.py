@@ -105,6 +105,7 @@ def shortened(space: Path) -> dict[str, Any]:
         {"metric": "output_tok_s", "goal": "max", "at": CONCURRENCY},
     ]
     document["pick"] = {"load": CONCURRENCY}
+    document["executor"] |= {"kind": "local"}
     document.pop("constraints", None)
     return document
 

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from benchmarks.common import RESULTS, ROOT, write
 from benchmarks.sglang_cpu import without_paths
 from engine.backends import commands_file, find_command
@@ -124,6 +126,16 @@ def memory_of(span: Span, samples: list[dict[str, Any]]) -> dict[str, dict[str, 
 
 
 # -------------------------------------------------------------------------------------------------- the search
+
+
+def side_by_side(space: Path, folder: Path) -> Path:
+    """Write the space with trials side by side, each on a GPU of its own, and return where."""
+    document: dict[str, Any] = yaml.safe_load(space.read_text(encoding="utf-8"))
+    document["executor"] |= {"kind": "packed"}
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / space.name
+    path.write_text(yaml.safe_dump(document, sort_keys=False), encoding="utf-8")
+    return path
 
 
 def study_folder(folder: Path, space: Path) -> Path:
@@ -296,6 +308,7 @@ def main() -> None:
     parser.add_argument("--space", type=Path, default=SPACE)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="what the parts keep between calls")
     parser.add_argument("--seconds", type=float, default=540.0, help="search: stop between two trials before")
+    parser.add_argument("--packed", action="store_true", help="search: trials side by side, where there are GPUs")
     parser.add_argument("--out", type=Path, default=RESULTS / "sglang_gpu.json", help="record: the file to write")
     parser.add_argument("--commit", help="record: the commit, where this copy has no git")
     parser.add_argument(
@@ -306,7 +319,8 @@ def main() -> None:
     find_command("sglang", None)  # says which file to write
     folder = arguments.folder.absolute()
     if arguments.part == "search":
-        status = search(folder, arguments.space, arguments.seconds)
+        space = side_by_side(arguments.space, folder) if arguments.packed else arguments.space
+        status = search(folder, space, arguments.seconds)
     elif arguments.part == "chaos":
         from benchmarks.sglang_chaos import chaos
 
