@@ -190,7 +190,7 @@ class Part:
 
 
 PARTS = {
-    "correct": Part(correct, 110),
+    "correct": Part(correct, 150),
     "rounds_none": Part(rounds_none, 75),
     "rounds_dflash": Part(rounds_dflash, 90),
     "pair": Part(pair, 60),

@@ -203,8 +203,9 @@ class DeviceLoop:
                 if chunk.last:
                     produced[chunk.id] = (first[index],)
                     _keep(scores, chunk.request, pending.first_scores, index, 1)
+        rows = parts[0].tolist() if launch.decode else []
         for index, request in enumerate(launch.decode):
-            count, *tokens = parts[0][index].tolist()
+            count, *tokens = rows[index]
             produced[request.id] = tuple(tokens[:count])
             _keep(scores, request, pending.round_scores, index, count)
         prompt_scores = {

@@ -95,10 +95,12 @@ class Chain:
             return Block(tokens)
         at = places.positions.view(lanes, rows)[:, 1:].long()
         logits = self._model.logits(hidden).view(lanes, rows - 1, -1)
-        probabilities = sampling.distribution(logits, draws)
-        drawn = sampling.uniform(draws.seed[:, None], at, sampling.DRAFT)
-        tokens[:, 1:] = sampling.invert(probabilities, drawn)
-        return Block(tokens, probabilities)
+        numbers = sampling.uniform(draws.seed[:, None], at, sampling.DRAFT)
+        probabilities = []
+        for part in _parts(logits):
+            probabilities.append(sampling.distribution(logits[part], _of(draws, part)))
+            tokens[part, 1:] = sampling.invert(probabilities[-1], numbers[part])
+        return Block(tokens, torch.cat(probabilities))
 
 
 def attention(ops: Ops, places: Rows, max_len: int, causal: bool) -> Attend:
