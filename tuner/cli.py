@@ -8,6 +8,8 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +26,7 @@ if TYPE_CHECKING:  # commands import what they need: `tuner schema` shall not lo
     from tuner.feasible import Pruning, StaticChecks
     from tuner.session import Session
     from tuner.space import Pick, Space
+    from tuner.study import Outcome
 
 app = typer.Typer(
     name="tuner",
@@ -37,6 +40,13 @@ app = typer.Typer(
 SpacePath = Annotated[Path, typer.Argument(metavar="SPACE", help="A search-space file; see docs/space-file.md.")]
 StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder: RESULTS/<study.name>.")]
 Trials = Annotated[int | None, typer.Option("--trials", min=1, help="Launches, instead of budget.trials.")]
+
+
+class ExportForm(StrEnum):
+    """What `tuner export` writes."""
+
+    LAUNCH = "launch"
+    OPTUNA_JOURNAL = "optuna-journal"
 
 
 def console() -> Console:
@@ -99,7 +109,7 @@ def front(
 ) -> None:
     """Print the front of a study, also while it runs."""
     from tuner import session
-    from tuner.tables import FrontTable, recommendation_lines
+    from tuner.tables import FrontTable, reason_lines, recommendation_lines
 
     space, outcome = session.load_outcome(session.existing(study))
     if as_json:
@@ -111,7 +121,8 @@ def front(
     out.print(FrontTable(outcome, space))
     if outcome.recommendation is not None:
         out.print()
-        for line in recommendation_lines(outcome.recommendation, outcome, space):
+        lines = recommendation_lines(outcome.recommendation, outcome, space)
+        for line in [*lines, *reason_lines(outcome, space)]:
             out.print(line, markup=False, soft_wrap=True)
 
 
@@ -133,7 +144,8 @@ def show(
     if as_json:
         print(record.model_dump_json())
     else:
-        console().print(trial_view(record, space))
+        baseline = next((each for each in outcome.records if each.role == "baseline" and each.levels), None)
+        console().print(trial_view(record, space, baseline))
 
 
 @app.command()
@@ -146,7 +158,7 @@ def pick(
     """Print the point to serve under limits and a load; without options, those of the space file."""
     from tuner import session
     from tuner.pick import recommend
-    from tuner.tables import recommendation_lines
+    from tuner.tables import reason_lines, recommendation_lines
 
     space, outcome = session.load_outcome(session.existing(study))
     best = recommend(outcome.points, space.file.objectives, _pick(space, slo, load))
@@ -154,7 +166,8 @@ def pick(
         print(json.dumps(best.point.to_json() | {"misses": list(best.misses), "speedup": best.speedup}, indent=1))
     else:
         out = console()
-        for line in recommendation_lines(best, outcome, space):
+        lines = recommendation_lines(best, outcome, space)
+        for line in [*lines, *reason_lines(replace(outcome, recommendation=best), space)]:
             out.print(line, markup=False, soft_wrap=True)
     if best.misses:
         raise NothingFeasible("no measured configuration meets these limits")
@@ -166,14 +179,21 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: print it.")] = None,
     slo: Annotated[str | None, typer.Option(help="Limits, as for pick.")] = None,
     load: Annotated[int | None, typer.Option(min=1, help="Requests in flight to choose for.")] = None,
+    form: Annotated[
+        ExportForm,
+        typer.Option("--format", help="launch: what to serve; optuna-journal: the study, for optuna-dashboard."),
+    ] = ExportForm.LAUNCH,
 ) -> None:
-    """Write the launch file of the recommended point."""
+    """Write the launch file of the recommended point, or the study as an Optuna journal."""
     from tuner import session
     from tuner.export.launch_file import launch_file, render, serve_command, write_launch
     from tuner.pick import recommend
 
     folder = session.existing(study)
     space, outcome = session.load_outcome(folder)
+    if form is ExportForm.OPTUNA_JOURNAL:
+        _export_journal(space, outcome, folder.path / "optuna.journal" if out is None else out)
+        return
     best = recommend(outcome.points, space.file.objectives, _pick(space, slo, load))
     if best.misses:
         raise NothingFeasible(f"no measured configuration meets these limits: {'; '.join(best.misses)}")
@@ -392,6 +412,15 @@ def _pick(space: Space, slo: str | None, load: int | None) -> Pick:
     return space.file.pick.model_copy(update=given)
 
 
+def _export_journal(space: Space, outcome: Outcome, path: Path) -> None:
+    from tuner.export.optuna_journal import write_journal
+
+    must_be_writable(path)
+    with writing(path):
+        count = write_journal(path, space, outcome.records)
+    print(f"Journal: {path} ({count} trials); open it with:  optuna-dashboard {path}")
+
+
 def _ask(out: Console, space: Space, pruning: Pruning, checks: StaticChecks) -> None:
     from tuner import dryrun
 
@@ -405,7 +434,6 @@ def _ask(out: Console, space: Space, pruning: Pruning, checks: StaticChecks) -> 
 def _run(opened: Session, out: Console) -> None:
     from tuner import session
     from tuner.dryrun import heading
-    from tuner.executors.local import LocalExecutor
     from tuner.progress import Watcher
     from tuner.tables import ending
 
@@ -415,7 +443,7 @@ def _run(opened: Session, out: Console) -> None:
         for line in heading(opened.space, opened.pruning, opened.checks, str(path)):
             out.print(line, markup=False, soft_wrap=True)
         with Watcher(out, opened.pruning.space) as watcher:
-            outcome = session.search(opened, LocalExecutor(), watcher)
+            outcome = session.search(opened, session.executor_of(opened), watcher)
     except (KeyboardInterrupt, SystemExit, BrokenPipeError):  # the last two: the reader of the output has left
         print(f"\nInterrupted; nothing runs any more. Go on with:  tuner resume {path}", file=sys.stderr)
         raise typer.Exit(Exit.INTERRUPTED) from None

@@ -1,25 +1,22 @@
 """Why a configuration is as fast as it is, in plain words. Pure.
 
 Speed is tokens a round over time a round: a loss is either the drafter's (fewer tokens accepted) or the round's (more
-milliseconds). Importance is how much of what was measured one knob explains; what the next best loses is how far the
-runner-up is behind, and in which of the two.
+milliseconds). Importance is the share of what was measured that one knob explains; what the next best loses is how
+far the runner-up is behind, and in which of the two.
 """
 
 from __future__ import annotations
 
-import math
-import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
-
+from tuner.importance import shares
 from tuner.labels import label
+from tuner.pick import THROUGHPUT, Recommendation
 from tuner.points import Point
-from tuner.records import Level, TrialRecord
-from tuner.sampling.encode import Encoder
-from tuner.sampling.gp import Gp, fit
-from tuner.space import Assignment, Objective, Space
+from tuner.records import Level, TrialRecord, canonical
+from tuner.space import Objective, Space
 
 BOUNDS = {
     "memory": "reading weights and cache from memory",
@@ -79,7 +76,7 @@ def bound_of(record: TrialRecord, concurrency: int) -> str | None:
     """Return what bounds a trial at a load: memory, compute, host or acceptance; None where nothing is known."""
     level = record.level(concurrency)
     accept = level.metrics.get("accept_length") if level is not None else None
-    speculates = record.config.get("draft", {}).get("kind", "none") != "none"
+    speculates = _draft_at(record.config.get("draft", {}), concurrency).get("kind", "none") != "none"
     if speculates and accept is not None and accept < POOR_ACCEPTANCE:
         return "acceptance"
     found = (record.headroom or {}).get(str(concurrency))
@@ -88,50 +85,31 @@ def bound_of(record: TrialRecord, concurrency: int) -> str | None:
     return "host" if found["share"] < HOST_SHARE else str(found["bound"])
 
 
+def _draft_at(draft: Mapping[str, Any], running: int) -> Mapping[str, Any]:
+    """Return the draft that serves so many running requests: of a policy, its row."""
+    for first, last, inner in draft.get("by_running", ()):
+        if first <= running and (last is None or running <= last):
+            return dict(inner)
+    return draft
+
+
 def importance(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> dict[str, float]:
-    """Return, by path, the share of the variation over the space that a knob alone explains; the largest first.
-
-    First-order Sobol indices of a Gaussian process over the measured trials (Saltelli et al. 2008), with points
-    drawn from the space: the variance, over the values of one knob, of the mean over all the others. Shares do not
-    add up to 1 where knobs interact. Empty with fewer than 8 measurements.
-    """
-    found = _fitted(space, records, objective, load)
-    if found is None:
-        return {}
-    model, encoder = found
-    rng = np.random.default_rng(space.file.study.seed)
-    rows = encoder.matrix([_drawn(space, int(seed)) for seed in rng.integers(0, 2**31, 512)])
-    total = float(model.predict(rows)[0].var())
-    groups = np.asarray(encoder.groups)
-    shares: dict[str, float] = {}
-    for index, domain in enumerate(encoder.domains):
-        own = groups == index
-        means = []
-        for value in np.unique(rows[:, own], axis=0)[:16]:
-            fixed = rows[:256].copy()
-            fixed[:, own] = value
-            means.append(float(model.predict(fixed)[0].mean()))
-        shares[domain.path] = float(np.var(means)) / total if total > 0 else 0.0
-    return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-
-def _drawn(space: Space, seed: int) -> Assignment:
-    return space.draw(random.Random(seed))
-
-
-def _fitted(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> tuple[Gp, Encoder] | None:
-    assignments, costs = [], []
+    """Return, by path, the share of the variation between trials that a knob alone explains (`tuner.importance`), the
+    largest first; knobs of which nothing can be said are left out."""
+    measured: list[tuple[dict[str, Hashable], float]] = []
     for record in records:
         assignment = space.assignment_of(record.config)
-        level = record.level(load)
+        level = record.level(load) if record.role in ("baseline", "search") else None
         value = level.metrics.get(objective.metric) if level is not None else None
-        if assignment is not None and value is not None and value > 0:
-            assignments.append(assignment)
-            costs.append(math.log(value))
-    if len(costs) < 8 or not space.domains:
-        return None
-    encoder = Encoder(space.domains)
-    return fit(encoder.matrix(assignments), np.array(costs), encoder.groups), encoder
+        if assignment is not None and value is not None:
+            measured.append(({path: _comparable(each) for path, each in assignment.items()}, value))
+    found = shares(measured, [domain.path for domain in space.domains])
+    known = {path: each.share for path, each in found.items() if each.share is not None}
+    return dict(sorted(known.items(), key=lambda item: -item[1]))
+
+
+def _comparable(value: Any) -> Hashable:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else canonical(value)
 
 
 def trial_lines(record: TrialRecord, baseline: TrialRecord | None) -> list[str]:
@@ -200,3 +178,26 @@ def importance_line(shares: Mapping[str, float], least: float = 0.02) -> str | N
     rest = [path for path, share in shares.items() if share < least]
     tail = f"; next to nothing: {', '.join(rest[:5])}" if rest else ""
     return f"What decides: {words}{tail}."
+
+
+def winner_lines(
+    best: Recommendation, points: Sequence[Point], records: Sequence[TrialRecord], space: Space
+) -> list[str]:
+    """Return why a recommended point is the best one: its round, what bounds it, and who comes next."""
+    point, objective = best.point, ranking_of(best, space)
+    record = next((record for record in records if record.trial == point.trial), None)
+    baseline = next((record for record in records if record.role == "baseline" and record.levels), None)
+    lines = []
+    if record is not None:
+        levels = tuple(level for level in record.levels if level.concurrency == point.concurrency)
+        lines += [f"Why: {line}." for line in trial_lines(record.model_copy(update={"levels": levels}), baseline)]
+    searched = [domain.path for domain in space.domains]
+    tied = replace(point, tied_with=best.tied_with)
+    following = runner_up_line(tied, points, objective, searched)
+    return lines if following is None else [*lines, following]
+
+
+def ranking_of(best: Recommendation, space: Space) -> Objective:
+    """Return what a recommendation is best at."""
+    named = next((o for o in space.file.objectives if o.metric == best.metric), None)
+    return Objective(metric=THROUGHPUT, goal="max") if named is None or named.metric == THROUGHPUT else named

@@ -15,10 +15,13 @@ from engine.errors import EngineError
 from engine.estimate import Machine, detect_machine, gpu
 from tuner.errors import StudyError, UsageError
 from tuner.executors.base import Executor
+from tuner.executors.local import LocalExecutor
+from tuner.executors.packed import PackedExecutor
 from tuner.export.launch_file import launch_file, write_launch
 from tuner.export.policy_file import write_policy
 from tuner.feasible import Pruning, StaticChecks, prune
 from tuner.labels import plain
+from tuner.machine import look_at_gpus
 from tuner.points import Point
 from tuner.provenance import collect
 from tuner.report.page import write_report
@@ -210,6 +213,17 @@ def load_outcome(folder: StudyFolder) -> tuple[Space, Outcome]:
     """
     space = load_space(folder.space)
     return space, outcome_of(folder.read_trials(), space)
+
+
+def executor_of(session: Session) -> Executor:
+    """Return where the trials of a study run, as its space file says.
+
+    Raises:
+        MachineError: the GPUs cannot be listed.
+    """
+    if session.space.file.executor.kind == "packed" and session.checks.machine.kind == "cuda":
+        return PackedExecutor([gpu.uuid for gpu in look_at_gpus().gpus])
+    return LocalExecutor()  # without GPUs there is one CPU to share, and one trial at a time
 
 
 def search(session: Session, executor: Executor, observer: Observer) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.durations import format_duration
+from tuner.explain import importance, importance_line, ranking_of, trial_lines, winner_lines
 from tuner.export.launch_file import serve_command, shorten
 from tuner.labels import clean, draft_kind, flatten, label, plain, varying, with_interval
 from tuner.pick import THROUGHPUT, Recommendation, speedup
 from tuner.points import Point, baseline_at
+from tuner.policy_fit import verdict_of
 from tuner.records import TrialRecord
 from tuner.space import Objective, Space
 from tuner.store import StudyFolder
@@ -131,6 +133,35 @@ def recommendation_lines(best: Recommendation, outcome: Outcome, space: Space) -
     return lines
 
 
+def reason_lines(outcome: Outcome, space: Space) -> list[str]:
+    """Return why the recommended point is the best, which knobs decide, and what became of a policy by load."""
+    best = outcome.recommendation
+    if best is None:
+        return []
+    shares = importance(space, outcome.records, ranking_of(best, space), best.point.concurrency)
+    decides = importance_line(shares)
+    lines = winner_lines(best, outcome.points, outcome.records, space)
+    return [*lines, *([] if decides is None else [decides]), *policy_lines(outcome)]
+
+
+def policy_lines(outcome: Outcome) -> list[str]:
+    """Return the table of drafts by load that was launched, and whether it was accepted; nothing without a launch."""
+    verdict = verdict_of(outcome.records)
+    if verdict is None:
+        return []
+    record = next(record for record in outcome.records if record.trial == verdict.trial)
+    rows = record.config["draft"]["by_running"]
+    table = ", ".join(f"{first}–{'' if last is None else last} {draft_label(draft)}" for first, last, draft in rows)
+    judged = "accepted" if verdict.accepted else "not accepted"
+    return [f"Policy by requests in flight (trial {verdict.trial}): {table}; {judged}: {verdict.why}."]
+
+
+def draft_label(draft: Mapping[str, object]) -> str:
+    """Return a draft in a few words, such as `dflash 8`."""
+    words = [draft.get("kind"), draft.get("block_size"), draft.get("nodes")]
+    return " ".join(str(word) for word in words if word is not None)
+
+
 def ending(outcome: Outcome, space: Space, folder: StudyFolder) -> RenderableType:
     """Return what a search prints last: front, recommendation, where the report is, how to serve the winner."""
     parts: list[RenderableType] = []
@@ -140,6 +171,7 @@ def ending(outcome: Outcome, space: Space, folder: StudyFolder) -> RenderableTyp
         parts.append(Text(f"Nothing to recommend: {outcome.why}."))
     else:
         parts += [Text(line) for line in recommendation_lines(outcome.recommendation, outcome, space)]
+        parts += [Text(line) for line in reason_lines(outcome, space)]
     parts += [Text(), Text(summary(outcome.records)), Text(f"Report:  {shorten(folder.report)}")]
     if outcome.recommendation is not None:
         parts.append(Text(f"Serve:   {serve_command(folder.launch)}"))
@@ -149,12 +181,17 @@ def ending(outcome: Outcome, space: Space, folder: StudyFolder) -> RenderableTyp
 def summary(records: Sequence[TrialRecord]) -> str:
     """Return how many trials came to what."""
     launches = [record for record in records if record.state != "infeasible"]
-    measured = sum(r.state == "measured" and r.role in ("baseline", "search") for r in launches)
+    measured = sum(r.state == "measured" and r.role in ("baseline", "search", "policy") for r in launches)
+    raced = [record.raced for record in launches if record.raced is not None]
     failed = [record for record in launches if record.failure is not None]
     again = sum(record.role in ("confirm", "repeat") for record in launches)
     words = [f"{measured} configuration{'' if measured == 1 else 's'} measured"]
     if again:
         words.append(f"{again} of them again")
+    if out := sum(each.out for each in raced):
+        words.append(f"{out} raced out after one load")
+    if raced:
+        words.append(f"racing saved {format_duration(sum(each.saved_s for each in raced))} of measuring")
     if failed:
         kinds = ", ".join(sorted({record.failure.kind for record in failed if record.failure is not None}))
         words.append(f"{len(failed)} failed ({kinds})")
@@ -164,8 +201,8 @@ def summary(records: Sequence[TrialRecord]) -> str:
     return "; ".join(words) + "."
 
 
-def trial_view(record: TrialRecord, space: Space) -> RenderableType:
-    """Return everything known of one trial."""
+def trial_view(record: TrialRecord, space: Space, baseline: TrialRecord | None = None) -> RenderableType:
+    """Return everything known of one trial; `baseline` is what it is compared with."""
     paths = [domain.path for domain in space.domains]
     again = f" of trial {record.of}" if record.of is not None else ""
     parts: list[RenderableType] = [
@@ -176,8 +213,11 @@ def trial_view(record: TrialRecord, space: Space) -> RenderableType:
         parts += [Text(f"  | {clean(line)}") for line in record.failure.evidence]
         if record.failure.advice:
             parts.append(Text(f"Advice: {record.failure.advice}"))
+    if record.raced is not None and record.raced.out:
+        parts.append(Text("Raced out: its first load shows it beaten, the others were not measured"))
     if record.levels:
         parts.append(_levels(record))
+        parts += [Text(line) for line in trial_lines(record, baseline)]
     if record.seconds:
         spent = ", ".join(f"{stage} {format_duration(seconds)}" for stage, seconds in record.seconds.items())
         parts.append(Text(f"Time: {spent}"))

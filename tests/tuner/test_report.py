@@ -144,3 +144,17 @@ def test_a_report_that_would_be_too_large_goes_without_its_least_and_says_so(mon
     assert [trial["points"][0][4] for trial in embedded["trials"] if trial["points"]] == [
         trial["points"][0][4] for trial in study["trials"] if trial["points"]
     ]
+
+
+def test_a_report_is_never_larger_than_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = whole_of(StudyReader(make_study(tmp_path / "study", 300)), "many")
+    study["trials"] = [trial | {"label": f"{i * 7919:x}" * 40} for i, trial in enumerate(study["trials"])]
+    empty = len(report.document("many – tuning report", "").encode())
+    monkeypatch.setattr(report, "LARGEST", empty + report.SPACE_FOR_PAGE + 60_000)
+    small = page(study)
+    assert len(small.encode()) <= report.LARGEST
+    embedded = data_of(small)
+    assert "not on the front" in embedded["left_out"][-1]
+    left = {trial["trial"] for trial in embedded["trials"]}
+    assert {point[0] for point in embedded["derived"]["front"]} <= left
+    assert 0 < len(left) < 300

@@ -10,7 +10,6 @@ from typing import Any
 
 from tuner.budget import Ledger, confirmations, launched, seconds_left, trial_seconds
 from tuner.dashboard import hypervolume
-from tuner.dashboard.importance import importance
 from tuner.dashboard.policy import fitted, policy_of
 from tuner.dashboard.state import state_of
 from tuner.dashboard.study import Change, StudyReader
@@ -18,13 +17,15 @@ from tuner.dashboard.tail import open_plain
 from tuner.dashboard.timeline import Timeline, busy_seconds, from_record, lanes
 from tuner.dashboard.trials import digits, domain_json, open_trial, short, trial_json
 from tuner.errors import StudyError
+from tuner.explain import winner_lines
 from tuner.export.launch_file import serve_command
+from tuner.importance import shares
 from tuner.labels import flatten
 from tuner.points import Point, objectives_of, violations
 from tuner.records import FAILURES, METRIC_NAMES, TrialRecord, metric_of
 from tuner.space import Space
 from tuner.study import Outcome, outcome_of
-from tuner.tables import recommendation_lines, summary
+from tuner.tables import policy_lines, recommendation_lines, summary
 
 SCHEMA = 1
 MOST_TIES = 12
@@ -79,9 +80,16 @@ class Payload:
         baselines = {point.concurrency: point for point in outcome.points if point.baseline}
         if any(point.trial in touched for point in baselines.values()):
             touched = set(reader.records)  # every ratio to the baseline is another now
+        plain = next((record for record in records if record.role == "baseline" and record.levels), None)
         for trial in touched & set(reader.records):
             self._trials[trial] = trial_json(
-                reader.records[trial], points.get(trial, ()), baselines, reader.timelines.get(trial), space, paths
+                reader.records[trial],
+                points.get(trial, ()),
+                baselines,
+                reader.timelines.get(trial),
+                space,
+                paths,
+                plain,
             )
         live = self._live(outcome)
         return {
@@ -183,6 +191,7 @@ def study_json(reader: StudyReader, space: Space, outcome: Outcome, paths: list[
         "digest": space.digest,
         "summary": summary(outcome.records),
         "policy": policy_of(folder) or fitted(outcome),
+        "search": short(folder.read_search()),
     }
 
 
@@ -223,6 +232,7 @@ def derived_json(space: Space, outcome: Outcome, values: Mapping[int, dict[str, 
             "misses": list(best.misses),
             "tied_with": [trial for trial, _ in best.tied_with],
             "lines": [short(line) for line in recommendation_lines(best, replace(outcome, records=()), space)[1:]],
+            "reasons": [short(line) for line in _reasons(outcome, space)],
         }
     return {
         "front": [
@@ -234,6 +244,14 @@ def derived_json(space: Space, outcome: Outcome, values: Mapping[int, dict[str, 
         "hypervolume": _hypervolume(space, outcome),
         "importance": _importance(space, outcome, values),
     }
+
+
+def _reasons(outcome: Outcome, space: Space) -> list[str]:
+    """Return why the recommended point is the best; which knobs decide has a panel of its own."""
+    best = outcome.recommendation
+    if best is None:
+        return []
+    return [*winner_lines(best, outcome.points, outcome.records, space), *policy_lines(outcome)]
 
 
 def _searched(records: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -268,15 +286,13 @@ def _importance(space: Space, outcome: Outcome, values: Mapping[int, dict[str, A
         at = objective.level(space.levels)
         measured: list[tuple[dict[str, Any], float]] = []
         for record, assigned in launches:
-            level = record.level(at) if record.state == "measured" else None
+            level = record.level(at) if record.state in ("measured", "pruned") else None
             value = level.metrics.get(objective.metric) if level is not None else None
             if value is not None:
                 measured.append((assigned, value))
-        for domain in space.domains:
-            having = [(assigned[domain.path], value) for assigned, value in measured if domain.path in assigned]
-            judged = importance([value for value, _ in having], [metric for _, metric in having])
+        for path, judged in shares(measured, [domain.path for domain in space.domains]).items():
             share = None if judged.share is None else round(judged.share, 4)
-            found.append({"path": domain.path, "objective": index, "share": share, "n": judged.n})
+            found.append({"path": path, "objective": index, "share": share, "n": judged.n})
     return found
 
 

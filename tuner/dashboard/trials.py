@@ -7,7 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tuner.dashboard.timeline import Timeline, from_record
-from tuner.labels import draft_kind, flatten, label, plain
+from tuner.explain import trial_lines
+from tuner.labels import draft_kind, flatten, label
+from tuner.labels import plain as plain_text
 from tuner.pick import THROUGHPUT, speedup
 from tuner.points import Point
 from tuner.records import METRIC_NAMES, Level, TrialRecord
@@ -27,8 +29,10 @@ def trial_json(
     timeline: Timeline | None,
     space: Space,
     paths: Sequence[str],
+    plain: TrialRecord | None = None,
 ) -> dict[str, Any]:
-    """Return a recorded trial. `points`: those of its configuration, empty for a repeat; `baselines` by concurrency.
+    """Return a recorded trial. `points`: those of its configuration, empty for a repeat; `baselines` by concurrency;
+    `plain`: the launch of no speculation that it is explained by.
 
     A row of `points` is [concurrency, n, flags, times baseline, values, lows, highs], its lists in the order of
     METRIC_NAMES; a row of `levels`, present where the trial's own measurement is not the point, has no flags.
@@ -50,6 +54,9 @@ def trial_json(
         "failure": _failure(record),
         "seconds": {stage: digits(seconds) for stage, seconds in record.seconds.items()},
         "headroom": short(record.headroom),
+        "explained": trial_lines(record, plain),
+        "parity": None if record.parity is None else short(record.parity.model_dump(mode="json", exclude={"own"})),
+        "raced": None if record.raced is None else record.raced.model_dump(mode="json"),
         "synthetic": record.synthetic,
         "gpus": record.gpus,
         "points": rows,
@@ -101,11 +108,11 @@ def params(config: Mapping[str, Any], space: Space) -> dict[str, Any]:
         if path in flat:
             value = flat[path]
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            found[path] = value if number else short(plain(value))
+            found[path] = value if number else short(plain_text(value))
         elif any(key.startswith(f"{path}.") for key in flat):
             inner = {key.removeprefix(f"{path}."): v for key, v in flat.items() if key.startswith(f"{path}.")}
             kind = inner.pop("kind", None)
-            words = [plain(v) for v in inner.values() if v is not None]
+            words = [plain_text(v) for v in inner.values() if v is not None]
             found[path] = short(" ".join([str(kind), *words]) if kind is not None else ", ".join(words))
     return found
 
@@ -115,7 +122,9 @@ def domain_json(space: Space) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for domain in space.domains:
         if isinstance(domain, Choices):
-            found.append({"path": domain.path, "kind": "choice", "values": [short(plain(v)) for v in domain.values]})
+            found.append(
+                {"path": domain.path, "kind": "choice", "values": [short(plain_text(v)) for v in domain.values]}
+            )
         else:
             kind = type(domain).__name__.removesuffix("Range").lower()
             found.append({"path": domain.path, "kind": kind, "low": domain.low, "high": domain.high, "log": domain.log})

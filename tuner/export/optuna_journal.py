@@ -24,14 +24,23 @@ def write_journal(path: Path, space: Space, records: Iterable[TrialRecord]) -> i
     from optuna.storages.journal import JournalFileBackend
 
     partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
+    _remove(partial)
     partial.touch()
-    brain = Brain(space, lambda _: (), storage=JournalStorage(JournalFileBackend(str(partial))))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # metric names are experimental in Optuna
-        brain.study.set_metric_names([f"{o.metric} at {o.level(space.levels)}" for o in space.file.objectives])
-    for record in records:
-        brain.tell(record)
-    count = len(brain.study.trials)
-    partial.replace(path)
+    try:
+        brain = Brain(space, lambda _: (), storage=JournalStorage(JournalFileBackend(str(partial))))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # metric names are experimental in Optuna
+            brain.study.set_metric_names([f"{o.metric} at {o.level(space.levels)}" for o in space.file.objectives])
+        for record in records:
+            brain.tell(record)
+        count = len(brain.study.trials)
+        partial.replace(path)
+    finally:
+        _remove(partial)
     return count
+
+
+def _remove(partial: Path) -> None:
+    """Remove an unfinished journal, and the lock that Optuna lays beside it."""
+    for path in (partial, partial.with_name(f"{partial.name}.lock")):
+        path.unlink(missing_ok=True)

@@ -35,7 +35,8 @@ def page(study: Mapping[str, Any]) -> str:
     """Return the page of a study's document (see `dashboard.payload`), at most LARGEST bytes.
 
     A document that is too large goes without its least: first what trials said on the way, then evidence beyond ten
-    lines, then intervals of metrics that are no objective. The page says so.
+    lines, then intervals of metrics that are no objective, then trials that are neither on the front nor the baseline,
+    half of them at a time. The page says so.
     """
     title = html.escape(f"{study['name']} – tuning report")
     room = LARGEST - len(document(title, "").encode()) - SPACE_FOR_PAGE
@@ -48,7 +49,21 @@ def page(study: Mapping[str, Any]) -> str:
         data = _packed(kept | {"left_out": left_out})
         if len(data) <= room:
             break
+    named = _named(study)
+    while len(data) > room and (others := [t["trial"] for t in kept["trials"] if t["trial"] not in named]):
+        dropped = set(others[: (len(others) + 1) // 2])
+        kept["trials"] = [trial for trial in kept["trials"] if trial["trial"] not in dropped]
+        gone = len(study["trials"]) - len(kept["trials"])
+        data = _packed(kept | {"left_out": [*left_out, f"{gone} trials that are not on the front"]})
     return document(title, data)
+
+
+def _named(study: Mapping[str, Any]) -> set[int]:
+    """Return the trials that the page cannot do without: the front, what is recommended, and the baseline."""
+    derived = study["derived"]
+    best = derived["recommendation"]
+    named = {point[0] for point in derived["front"]} | {t["trial"] for t in study["trials"] if t["role"] == "baseline"}
+    return named if best is None else named | {best["trial"]}
 
 
 def _packed(study: Mapping[str, Any]) -> str:

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from tests.tuner.dashboard.synthetic import append, make_study, records, trial, write_results
 from tuner.dashboard.hypervolume import costs_in_order, progress
-from tuner.dashboard.importance import importance
 from tuner.dashboard.payload import Payload
 from tuner.dashboard.policy import policy_of
 from tuner.dashboard.state import running
 from tuner.dashboard.study import StudyReader
 from tuner.dashboard.tail import Tail, read_piece
 from tuner.dashboard.timeline import Timeline, busy_seconds, lanes
+from tuner.importance import importance
 from tuner.records import Event
 from tuner.store import Journal, StudyFolder
 from tuner.study import outcome_of
@@ -226,10 +226,13 @@ def test_lanes_never_overlap_and_busy_time_counts_once(spans: list[tuple[int, in
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"by_running": [[4, 1]]}', '{"by_running": 3}', "\x00"])
-def test_a_policy_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+def test_a_policy_that_cannot_be_read_is_said_to_be_so(tmp_path: Path, text: str) -> None:
     folder = StudyFolder(tmp_path)
     (tmp_path / "policy.json").write_text(text)
-    assert policy_of(folder) is None
+    found = policy_of(folder)
+    assert found is not None
+    assert found.keys() == {"problem"}
+    assert found["problem"].startswith("policy.json ")
 
 
 def test_a_policy_comes_from_its_file_or_from_a_launch_file_with_several_entries(tmp_path: Path) -> None:
@@ -245,4 +248,7 @@ def test_a_policy_comes_from_its_file_or_from_a_launch_file_with_several_entries
         (5, None, "none"),
     ]
     (tmp_path / "policy.json").write_text(json.dumps({"by_running": [[1, None, {"kind": "ddtree"}]]}))
-    assert policy_of(folder) == {"by_running": [[1, None, {"kind": "ddtree"}]], "expected": {}, "source": "policy.json"}
+    found = policy_of(folder)
+    assert found is not None
+    assert (found["by_running"], found["source"]) == ([[1, None, {"kind": "ddtree"}]], "policy.json")
+    assert found["accepted"] is None

@@ -207,8 +207,10 @@ function draftWords(draft) {
 
 function policyStrip(policy) {
   if (!policy) return el("p", { className: "note" }, "No policy is fitted yet: one configuration serves every load.");
+  if (policy.problem) return el("p", { className: "note bad" }, `No policy can be shown: ${policy.problem}.`);
+  const judged = policy.accepted === true ? " Accepted" : policy.accepted === false ? " Not accepted" : "";
   return [
-    el("p", { className: "note" }, `Fitted policy (${policy.source}): the draft by running requests.`),
+    el("p", { className: "note" }, `Fitted policy (${policy.source}): the draft by running requests.${judged || policy.why ? `${judged || " Not judged"}: ${policy.why}.` : ""}`),
     el("div", { className: "policy" }, policy.by_running.map(([from, to, draft]) => el("div", { title: JSON.stringify(draft), style: { flex: "1 1 auto" } },
       symbol(draft.kind ?? "none"), el("b", null, to === null ? `${from} and more` : from === to ? String(from) : `${from}–${to}`), `\u2002${draftWords(draft)}`))),
   ];

@@ -219,7 +219,7 @@ function recommendation(context) {
       best.speedup === null ? number(study.value(point, best.metric)) : best.speedup.toFixed(2), el("small", null, best.speedup === null ? study.metric(best.metric).unit : "×")),
     el("div", { className: "what" },
       el("strong", null, `At ${plural(point.concurrency, "request")} in flight serve `, trialLink(context, point.trial, `trial ${point.trial.trial}`), `: ${point.trial.label}`),
-      el("p", null, `${best.metric} ${number(study.value(point, best.metric))}${bounds(study, point, best.metric)} ${study.metric(best.metric).unit}. `, best.lines.join(" ")), synthetic),
+      el("p", null, `${best.metric} ${number(study.value(point, best.metric))}${bounds(study, point, best.metric)} ${study.metric(best.metric).unit}. `, best.lines.join(" ")), best.reasons.length > 0 && el("ul", { className: "said", id: "reasons" }, best.reasons.map((line) => el("li", null, line))), synthetic),
     study.about.launch === null ? el("div", { className: "dim" }, "launch.yaml is written when the search ends.") : command(study.about.command, true));
 }
 

@@ -139,7 +139,7 @@ function progress(study) {
         fact(String(state("measured")), "measured"), fact(String(failed), "failed"), state("infeasible") > 0 && fact(String(state("infeasible")), "refused without a launch")),
       el("div", { className: "meter", role: "progressbar", "aria-valuemin": 0, "aria-valuemax": 100, "aria-valuenow": Math.round(100 * Math.min(1, share)), "aria-label": "Budget spent" },
         el("i", { style: { width: `${Math.min(100, 100 * share) * (1 - failed / total)}%` } }), el("i", { className: "failed", style: { width: `${Math.min(100, 100 * share) * (failed / total)}%` } })),
-      el("p", { className: "dim" }, `${capital(live.text)}. ${about.summary}`),
+      el("p", { className: "dim" }, `${capital(live.text)}. ${about.summary}${searchWords(about.search)}`),
       study.leftOut.length > 0 && el("div", { className: "notice" }, `To keep this file small it goes without ${study.leftOut.join(", ")}; the dashboard has them.`),
       live.unreadable + live.too_long > 0 && el("div", { className: "notice" }, `${plural(live.unreadable + live.too_long, "line")} of the study's files could not be read and ${live.unreadable + live.too_long === 1 ? "is" : "are"} left out.`)));
 }
@@ -211,4 +211,17 @@ function files(study) {
   const file = (name, text) => el("details", null, el("summary", null, name), el("pre", { tabIndex: 0 }, text));
   return panel("Files", null, el("div", { className: "body stack" }, file("space.yaml", study.about.space), study.about.launch !== null && file("launch.yaml", study.about.launch),
     el("p", { className: "dim" }, "Kinds of draft: ", study.kinds().map((kind) => [symbol(kind), kindTitle(kind), "  "]))));
+}
+
+// What the search says of itself: why it ended, what its prior and its packing came to.
+function searchWords(search) {
+  const packed = search.packing ?? [];
+  const ratio = packed.length > 0 ? packed.reduce((sum, each) => sum + each.ratio, 0) / packed.length : null;
+  return [
+    search.ended && ` The search ended: ${search.ended}.`,
+    search.prior === "believed" && " A roofline prior led it.",
+    search.prior === "dropped" && " Its roofline prior erred and was dropped.",
+    search.calibration && ` A neighbour that measures costs ${(100 * search.calibration.loss).toFixed(1)} % of speed.`,
+    ratio !== null && ` Batches side by side took ${ratio.toFixed(2)} times the least possible.`,
+  ].filter(Boolean).join("");
 }

@@ -82,7 +82,9 @@ export class TrialView {
           el("a", { href: this.context.href("trials", `compare=${this.comparedWith(trial)},${trial.trial}`) }, "Compare with the baseline")], el("div", { className: "body" }, command(launchCommand(study, trial))))),
       rows.length > 0 && panel("Measured", null, this.levels(rows, trial)),
       rows.length > 0 && el("div", { className: "halves" }, this.rounds(trial), this.acceptance(trial)),
+      trial.explained.length > 0 && panel("In words", null, el("div", { className: "body" }, el("ul", { className: "said", id: "explained" }, trial.explained.map((line) => el("li", null, line))))),
       rows.length > 0 && this.headroom(trial),
+      trial.parity && this.parity(trial.parity),
       panel("Configuration: asked and resolved", null, this.configs(trial)),
       trial.lines.length > 0 && panel("Said on the way", null, el("div", { className: "body" }, el("ul", { className: "said" }, trial.lines.map(([at, stage, text]) => el("li", null, el("span", { className: "num" }, `${at.toFixed(1)} s`), ` ${stage}: ${text}`))))));
     this.drawPositions(trial);
@@ -185,6 +187,16 @@ export class TrialView {
       el("span", { className: "num" }, `${level} in flight`),
       el("div", { className: "track", role: "img", "aria-label": percent(part) }, el("i", { style: { width: `${Math.min(100, 100 * part)}%`, background: token("accent") } })),
       el("span", { className: "num dim" }, `${percent(part, 1)} of ${number(limit)} tokens/s, bound by ${bound}`)])));
+  }
+
+  parity(parity) {
+    const found = [
+      ["verdict", parity.verdict], ["texts judged", parity.texts], ["tokens judged", parity.positions], ["ties within the bound", parity.ties], ["tokens beyond it", parity.beyond],
+      ["worst regret (nats)", parity.regret === null ? "–" : number(parity.regret)], ["bound (nats)", parity.bound === null ? "–" : number(parity.bound)],
+      ["accept length over these texts", parity.accept_length === null ? "–" : number(parity.accept_length)]];
+    return panel("Parity with no speculation", null, el("div", { className: "body stack" },
+      el("div", { className: "facts", id: "parity" }, found.map(([name, value]) => el("div", null, el("b", null, String(value)), el("span", null, name)))),
+      parity.why.length > 0 && el("p", { className: "note" }, parity.why.join("; "))));
   }
 
   configs(trial) {

@@ -8,7 +8,7 @@ effects on speed multiply. A parameter is judged among the trials in which it is
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 MOST_GROUPS = 6
@@ -40,6 +40,15 @@ def importance(values: Sequence[Hashable], metric: Sequence[float]) -> Importanc
     if total <= 1e-18:
         return Importance(None, n)
     return Importance(min(1.0, max(0.0, (between - (k - 1) * within) / (total + within))), n)
+
+
+def shares(measured: Sequence[tuple[Mapping[str, Hashable], float]], paths: Sequence[str]) -> dict[str, Importance]:
+    """Return the importance of each path. `measured`: the values that a trial has, and its metric."""
+    found = {}
+    for path in paths:
+        having = [(values[path], metric) for values, metric in measured if path in values]
+        found[path] = importance([value for value, _ in having], [metric for _, metric in having])
+    return found
 
 
 def _grouped(values: Sequence[Hashable]) -> list[Hashable]:
