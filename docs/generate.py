@@ -27,12 +27,23 @@ from tuner.records import (
     Event,
     Failure,
     Level,
+    Raced,
     Slice,
     TrialRecord,
     Workload,
 )
 from tuner.reference import Parity, Reference
-from tuner.space.model import Budget, Constraint, LocalExecutor, Objective, Pick, SpaceFile, Study
+from tuner.space.model import (
+    Budget,
+    Constraint,
+    LocalExecutor,
+    Objective,
+    PackedExecutor,
+    Pick,
+    SpaceFile,
+    Strategy,
+    Study,
+)
 from tuner.space.schema import standard
 
 FOLDER = Path(__file__).resolve().parent
@@ -150,7 +161,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "objective": lambda: fields(Objective),
     "constraint": lambda: fields(Constraint),
     "pick": lambda: fields(Pick),
-    "executor": lambda: fields(LocalExecutor),
+    "strategy": lambda: fields(Strategy),
+    "executor": lambda: union(LocalExecutor, PackedExecutor),
     "config": lambda: fields(engine_config.EngineConfig),
     "config.model": lambda: fields(engine_config.Model),
     "config.draft": lambda: union(
@@ -167,6 +179,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "stages": stages,
     "trial": lambda: fields(TrialRecord),
     "level": lambda: fields(Level),
+    "raced": lambda: fields(Raced),
     "parity": lambda: fields(Parity),
     "reference": lambda: fields(Reference),
     "slice": lambda: fields(Slice),
