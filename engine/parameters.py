@@ -12,6 +12,7 @@ from engine.shape import DTYPE_BYTES, DraftShape, ModelShape
 
 PAGE_SIZE = 32  # tokens
 PREFILL_CHUNK = 512  # tokens
+ROUNDS_BEHIND = 2  # rounds that a request on a device may be in with its text full: its last, and the one behind it
 SAMPLED_NUMBERS = 2**23  # probabilities that a device round computes at once, at most: float64, several times over
 
 
@@ -193,7 +194,7 @@ def rows_behind(config: EngineConfig, shape: ModelShape, machine: Machine) -> in
     Its last round's rows; rounds on a device are launched before the round before them is read, so one round more.
     """
     ahead = config.backend.kind == "native" and attention_backend(config, shape, machine) == "triton"
-    return config.reserved_rows * (2 if ahead else 1)
+    return config.reserved_rows * (ROUNDS_BEHIND if ahead else 1)
 
 
 # --- drafts of a config ---

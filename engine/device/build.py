@@ -22,6 +22,7 @@ from engine.kernels.build import ops_for
 from engine.kv_cache import PoolShape
 from engine.model.draft import draft_tensors
 from engine.model.target import target_tensors
+from engine.parameters import ROUNDS_BEHIND
 from engine.protocol import MemoryInfo, Versions
 from engine.runtime import (
     DTYPES,
@@ -34,9 +35,6 @@ from engine.runtime import (
     target_pool,
     versions_of,
 )
-
-#: Rounds a request may be in behind the one that ends it, and that one: each needs rows behind its text.
-ROUNDS_BEHIND = 2
 
 
 @dataclass(frozen=True)

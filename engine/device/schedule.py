@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from engine.parameters import ROUNDS_BEHIND
 from engine.request import Request, Scored
 from engine.scheduler import Chunk, Progress, Scheduler, cut
 
@@ -42,7 +43,7 @@ class LateScheduler(Scheduler):
 
     def tokens_for(self, request: Request) -> int:
         """Most tokens the cache ever holds for a request: its text, and the rows of its last round and one more."""
-        return super().tokens_for(request) + self.verify_rows
+        return super().tokens_for(request) + self.verify_rows * (ROUNDS_BEHIND - 1)
 
     def cached(self, request: int) -> int:
         """Return the tokens that the steps applied so far have cached for a running request."""
