@@ -365,7 +365,7 @@ def seeded(space: Space, seed: int) -> Space:
 def reseeded(pool: Pool, space: Space) -> Pool:
     """Return the pool for the same space with another seed, sharing what was computed."""
     made = Pool(space, pool.assignments, pool.guesses)
-    for name in ("keys", "index", "encoder", "features"):
+    for name in ("keys", "index", "encoder", "features", "rows"):
         made.__dict__[name] = getattr(pool, name)
     return made
 

@@ -1,27 +1,36 @@
 """`python -m benchmarks.search --smoke | --quick | --full --json OUT`: the default sampler against what others use.
 
-Studies are cells of (part, surface, sampler, seed, trials), most telling seeds first; each finished one is kept in
-OUT's neighbour `.cells.jsonl`, so a run that was stopped goes on where it was. Exit status 1 when a claim that was
-judged does not hold.
+Studies are cells of (part, surface, sampler, seed, trials), most telling seeds first, played by `--jobs` processes of
+one thread each. Each finished one is kept in OUT's neighbour `.cells.jsonl`, so a run that was stopped goes on where
+it was, on another machine too; such files can be put together with `cat`. Exit status 1 when a claim that was judged
+does not hold.
 """
 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
+import multiprocessing
+import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, command_line
 from benchmarks.search.costs import COSTS
 from benchmarks.search.studies import PEERS, Cell, run
-from benchmarks.search.surfaces import SURFACES
+from benchmarks.search.surfaces import HERE, RECORDED, SURFACES
 from benchmarks.search.verdict import summary, verdicts
 from tuner.provenance import collect
 from tuner.records import digest
+from tuner.sampling.process import THREADS
+
+COMPARED = 5  # seeds of Optuna's samplers with crashes as constraints, which take long
 
 
 def smoke() -> Iterator[Cell]:
@@ -49,37 +58,84 @@ def extras(seed: int) -> Iterator[Cell]:
 
 
 def full(seeds: int) -> Iterator[Cell]:
-    """Every seed of everything; the long studies last of each seed."""
+    """Every seed of everything; the longest studies first, so that no process ends long after the others."""
     for seed in range(seeds):
+        for surface in ("dflash12k", "dflash12k_loud"):
+            yield Cell("search", surface, "surrogate", seed, 200)
+        if seed < COMPARED:
+            for surface in SURFACES:
+                for sampler in ("gp", "tpe"):
+                    yield Cell("search", surface, sampler, seed, 60)
         for surface in SURFACES:
             for sampler in ("surrogate", *PEERS):
                 yield Cell("search", surface, sampler, seed, 60)
         yield from extras(seed)
-        for surface in ("dflash12k", "dflash12k_loud"):
-            yield Cell("search", surface, "surrogate", seed, 200)
-        if seed < 5:
-            for sampler in ("gp", "tpe"):
-                yield Cell("search", "dflash12k", sampler, seed, 60)
 
 
-def version() -> str:
-    """Return the identity of what is measured: studies of another search or other surfaces do not count."""
-    files = [
-        *sorted((ROOT / "tuner" / "sampling").glob("*.py")),
-        *sorted((ROOT / "benchmarks" / "search").glob("s*.py")),
-    ]
+def versions() -> dict[str, str]:
+    """Return the identity of what is measured on each surface: studies of another search or surface do not count.
+
+    Comments and docstrings are no part of it.
+    """
+    files = [*sorted((ROOT / "tuner" / "sampling").glob("*.py")), *sorted(HERE.glob("s*.py"))]
     files += [ROOT / "tuner" / name for name in ("brain.py", "confirm.py", "racing.py", "simulate.py")]
-    return digest([path.read_text(encoding="utf-8") for path in files])
+    code = digest([bare(path.read_text(encoding="utf-8")) for path in files])
+    tables = {name: [(HERE / f"{name}.{kind}").read_text() for kind in ("yaml", "jsonl")] for name in RECORDED}
+    return {surface: digest([code, tables.get(surface)]) for surface in SURFACES}
 
 
-def read_cells(path: Path, current: str) -> dict[str, dict[str, Any]]:
-    """Return finished cells of this version; a torn last line does not count."""
+def bare(source: str) -> str:
+    """Return Python source without comments and docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if (
+            isinstance(body, list)
+            and body
+            and isinstance(body[0], ast.Expr)
+            and isinstance(body[0].value, ast.Constant)
+        ):
+            del body[0]
+    return ast.dump(tree)
+
+
+def read_cells(path: Path, current: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """Return finished cells of these versions; a torn last line does not count."""
     done: dict[str, dict[str, Any]] = {}
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
         document = json.loads(line)
-        if document.pop("version") == current:
-            done[document.pop("cell")] = document
+        cell = str(document.pop("cell"))
+        if document.pop("version") == current.get(cell.split("/")[1]):
+            done[cell] = document
     return done
+
+
+def play(cell: Cell) -> tuple[Cell, dict[str, Any]]:
+    """Play one cell; return it with its figures and the CPU seconds it took."""
+    began = time.process_time()
+    figures = run(cell)
+    return cell, figures | {"cpu_s": round(time.process_time() - began, 1)}
+
+
+def play_all(cells: Sequence[Cell], jobs: int, deadline: float | None) -> Iterator[tuple[Cell, dict[str, Any]]]:
+    """Yield cells as they finish; start none after the deadline (of the monotonic clock)."""
+    left = (cell for cell in cells if deadline is None or time.monotonic() < deadline)
+    if jobs == 1:
+        yield from map(play, left)
+        return
+    os.environ.update(THREADS)  # of the processes that are spawned
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {pool.submit(play, cell) for cell in islice(left, jobs)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+            running |= {pool.submit(play, cell) for cell in islice(left, len(done))}
+
+
+def free_cores() -> int:
+    """Return how many cores nothing runs on just now, at least one."""
+    return max(1, len(os.sched_getaffinity(0)) - round(os.getloadavg()[0]))
 
 
 def main() -> int:
@@ -91,25 +147,21 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--seeds", type=int, default=20, help="of --full")
     parser.add_argument("--minutes", type=float, default=None, help="stop starting studies after so long")
+    parser.add_argument("--jobs", type=int, default=free_cores(), help="processes; default: the cores that are free")
     arguments = parser.parse_args()
     mode = "smoke" if arguments.smoke else "quick" if arguments.quick else "full"
     cells = list({"smoke": smoke, "quick": quick, "full": lambda: full(arguments.seeds)}[mode]())
     partial = arguments.json.with_suffix(".cells.jsonl")
-    current = version()
+    current = versions()
     done = read_cells(partial, current)
     deadline = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
+    missing = [cell for cell in cells if cell.key not in done]
     with partial.open("a", encoding="utf-8") as file:
-        for cell in cells:
-            if cell.key in done:
-                continue
-            if deadline is not None and time.monotonic() > deadline:
-                break
-            began = time.monotonic()
-            figures = run(cell) | {"wall_s": round(time.monotonic() - began, 1)}
+        for cell, figures in play_all(missing, max(1, arguments.jobs), deadline):
             done[cell.key] = figures
-            file.write(json.dumps({"cell": cell.key, "version": current} | figures) + "\n")
+            file.write(json.dumps({"cell": cell.key, "version": current[cell.surface]} | figures) + "\n")
             file.flush()
-            print(f"{cell.key}: {figures['hypervolume'][-1]:.3f} in {figures['wall_s']} s", flush=True)
+            print(f"{cell.key}: {figures['hypervolume'][-1]:.3f} in {figures['cpu_s']} CPU s", flush=True)
     wanted = {cell.key: done[cell.key] for cell in cells if cell.key in done}
     costs = {} if mode == "smoke" else {name: measure() for name, measure in COSTS.items()}
     claims = verdicts(wanted, costs, strict=mode != "smoke")
@@ -117,7 +169,11 @@ def main() -> int:
         "schema": 1,
         "provenance": collect(command_line(), seed=0),
         "mode": mode,
-        "cells": {"wanted": len(cells), "done": len(wanted)},
+        "cells": {
+            "wanted": len(cells),
+            "done": len(wanted),
+            "cpu_minutes": round(sum(figures["cpu_s"] for figures in wanted.values()) / 60, 1),
+        },
         "summary": summary(wanted),
         "costs": costs,
         "claims": claims,

@@ -11,8 +11,9 @@ import numpy as np
 
 from benchmarks.search.surfaces import SURFACES
 from tuner.brain import Brain
-from tuner.racing import SHORT, Axis, dominated, touches_front
-from tuner.records import Level, TrialRecord, canonical
+from tuner.points import front_of, points_of
+from tuner.racing import SHORT, dominated, touches_front
+from tuner.records import Axis, Level, TrialRecord, canonical
 from tuner.sampling import SAMPLERS, Pool, seed_of
 from tuner.simulate import Game, Row, baseline_row, next_row, reseeded, scattered
 
@@ -51,6 +52,9 @@ def run(cell: Cell) -> dict[str, Any]:
     if cell.part in ("prior_right", "prior_wrong"):
         played_on = replace(played_on, pool=guessing(played_on, wrong=cell.part == "prior_wrong", seed=cell.seed))
     played = played_on.play(SAMPLERS[cell.sampler], cell.seed, cell.trials)
+    failed = {canonical(record.config) for record in played.records if record.state == "failed"}
+    file = played_on.space.file
+    front = front_of(points_of(played.records, file.constraints), file.objectives)
     return {
         "hypervolume": [round(share, 4) for share in played.hypervolume],
         "crashes": list(played.crashes),
@@ -58,6 +62,7 @@ def run(cell: Cell) -> dict[str, Any]:
         "regret": round(played.regret, 5),
         "covered": played.covered,
         "recommended_failed": played.chosen is not None and played.chosen.record.state == "failed",
+        "failed_on_front": sum(canonical(point.config) in failed for point in front),
     }
 
 

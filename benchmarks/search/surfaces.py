@@ -3,8 +3,8 @@
 The synthetic ones follow the roofline of a decode round (engine.roofline's terms, with made-up constants): rows of a
 verify cost what the slower of weight reads and products costs, a draft costs its layers, eager rounds cost the host,
 and accept length grows with block, depth and tree. On top come what a roofline does not know: crashes that no static
-check sees, kernels that like some sizes better, and limits of the KV cache. The recorded one is a study of this
-engine that measured every point of its space.
+check sees, kernels that like some sizes better, and limits of the KV cache. Recorded ones are studies of real servers
+that measured every point of their space: a NAME.yaml and a NAME.jsonl in this folder is a surface.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,12 +260,15 @@ def eight_gpus() -> Surface:
     return build("eight_gpus", cluster_space(), cluster, quiet)
 
 
-def native_cpu() -> Surface:
-    """Every point of a native space, recorded on a 2-core CPU."""
-    space = load_space(HERE / "native_cpu.yaml")
-    return Surface("native_cpu", space, read_table(HERE / "native_cpu.jsonl", space))
+def recorded(name: str) -> Surface:
+    """Every point of a space as it was measured: NAME.yaml and NAME.jsonl beside this file."""
+    space = load_space(HERE / f"{name}.yaml")
+    return Surface(name, space, read_table(HERE / f"{name}.jsonl", space))
 
 
-SURFACES: dict[str, Callable[[], Surface]] = {
-    function.__name__: function for function in (dflash12k, dflash12k_loud, rough12k, eight_gpus, native_cpu)
+LARGE = ("dflash12k", "dflash12k_loud", "rough12k")  # 12,120 points each
+SYNTHETIC: dict[str, Callable[[], Surface]] = {
+    function.__name__: function for function in (dflash12k, dflash12k_loud, rough12k, eight_gpus)
 }
+RECORDED = tuple(path.stem for path in sorted(HERE.glob("*.jsonl")) if path.with_suffix(".yaml").exists())
+SURFACES: dict[str, Callable[[], Surface]] = SYNTHETIC | {name: partial(recorded, name) for name in RECORDED}

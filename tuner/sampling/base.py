@@ -13,6 +13,7 @@ import numpy as np
 
 from tuner.records import canonical
 from tuner.sampling.encode import Array, Encoder
+from tuner.sampling.gp import Rows, members, rows_of
 from tuner.space import Assignment, Objective, Space
 
 if TYPE_CHECKING:
@@ -69,6 +70,11 @@ class Pool:
     def features(self) -> Array:
         """The points as vectors, (points, coordinates)."""
         return self.encoder.matrix(self.assignments)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """The points as models want them."""
+        return rows_of(self.features, members(self.encoder.groups))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Gaussian-process regression in numpy: what a study of some hundred trials needs, without torch.
 
-Kernel: Matérn 5/2 with one length scale per domain (Rasmussen & Williams 2006, eq. 4.17), plus noise that may be
-larger for some observations. Hyperparameters maximise the marginal likelihood times broad log-normal priors, by
-L-BFGS with exact gradients from the priors' means: the same observations give the same model, in whatever order they
-came and whatever was fitted before.
+Kernel: Matérn 5/2 with one length scale per domain (Rasmussen & Williams 2006, eq. 4.17), once over all domains
+together and once over each by itself, added up (Duvenaud et al. 2011): logarithms of speeds are mostly sums of what
+each knob does, and a sum is learnt from few launches. Plus noise that may be larger for some observations.
+Hyperparameters maximise the marginal likelihood times broad log-normal priors, by L-BFGS with exact gradients from
+the priors' means: the same observations give the same model, in whatever order they came and whatever was fitted
+before.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 
 Array = NDArray[np.float64]
+Indices = NDArray[np.intp]
 ROOT5 = 5**0.5
 JITTER = 1e-8
 BLOCK = 4096  # candidates predicted at once
@@ -24,11 +27,48 @@ BLOCK = 4096  # candidates predicted at once
 
 @dataclass(frozen=True)
 class Prior:
-    """Means and spreads of the logarithms of length scale, signal variance and noise variance (of scaled targets)."""
+    """Means and spreads of the logarithms of hyperparameters, variances being of scaled targets: length scales, the
+    variance of what domains do together, of what each does by itself, and of the noise."""
 
     length: tuple[float, float] = (0.4, 1.0)
     signal: tuple[float, float] = (0.0, 1.0)
+    own: tuple[float, float] = (-1.0, 1.0)
     noise: tuple[float, float] = (-5.0, 1.5)
+
+    def of(self, groups: int) -> tuple[Array, Array]:
+        """Return means and spreads of the vector that is fitted: length scales, signal, own, noise."""
+        rows = np.array([self.length] * groups + [self.signal, self.own, self.noise])
+        return rows[:, 0], rows[:, 1]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows to predict at, factored: a domain has few values, so what they contribute is computed once each."""
+
+    levels: tuple[Array, ...]  # of each domain, (values, coordinates)
+    which: tuple[Indices, ...]  # of each domain, the value of every row
+    length: int
+
+    def __len__(self) -> int:
+        """How many rows."""
+        return self.length
+
+    def __getitem__(self, rows: slice | Indices) -> Rows:
+        """Return some of the rows."""
+        which = tuple(each[rows] for each in self.which)
+        return Rows(self.levels, which, len(np.arange(self.length)[rows]))
+
+
+def rows_of(x: Array, groups: Sequence[Indices]) -> Rows:
+    """Return the rows of a matrix, factored by the coordinates of each domain."""
+    found = [np.unique(x[:, group], axis=0, return_inverse=True) for group in groups]
+    return Rows(tuple(levels for levels, _ in found), tuple(which.ravel() for _, which in found), len(x))
+
+
+def members(groups: Sequence[int]) -> tuple[Indices, ...]:
+    """Return the coordinates of each domain, given the domain of each coordinate."""
+    owner = np.asarray(groups, dtype=np.intp)
+    return tuple(np.flatnonzero(owner == group) for group in range(int(owner.max()) + 1 if len(owner) else 0))
 
 
 @dataclass(frozen=True)
@@ -36,24 +76,40 @@ class Gp:
     """A fitted process; predictions are in the units of the targets."""
 
     x: Array  # (n, coordinates)
-    scales: Array  # length scale of every coordinate
+    groups: tuple[Indices, ...]  # coordinates of each domain
+    lengths: Array  # length scale of every domain
     signal: float
+    own: float
     noise: float  # variance of an observation of weight 1, in scaled units
     factor: Array  # lower Cholesky factor of the covariance
     weights: Array  # covariance⁻¹ · scaled targets
     mean: float
     spread: float
 
-    def predict(self, x: Array) -> tuple[Array, Array]:
-        """Return mean and standard deviation of the noise-free value at the rows of `x`."""
-        means, spreads = np.empty(len(x)), np.empty(len(x))
-        for start in range(0, len(x), BLOCK):
+    def predict(self, x: Array | Rows) -> tuple[Array, Array]:
+        """Return mean and standard deviation of the noise-free value at rows, as a matrix or as what `rows_of` made
+        of one."""
+        rows = x if isinstance(x, Rows) else rows_of(x, self.groups)
+        means, spreads = np.empty(len(rows)), np.empty(len(rows))
+        most = self.signal + self.own * len(self.groups)
+        for start in range(0, len(rows), BLOCK):
             part = slice(start, start + BLOCK)
-            cross = matern(distances(x[part] / self.scales, self.x / self.scales), self.signal)
+            cross = self._cross(rows[part])
             means[part] = cross @ self.weights
             inner = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
-            spreads[part] = np.sqrt(np.maximum(self.signal - np.einsum("ij,ij->j", inner, inner), 1e-12))
+            spreads[part] = np.sqrt(np.maximum(most - np.einsum("ij,ij->j", inner, inner), 1e-12))
         return self.mean + self.spread * means, self.spread * spreads
+
+    def _cross(self, rows: Rows) -> Array:
+        """Return the covariance of rows with the observations, (rows, n)."""
+        total = np.zeros((len(rows), len(self.x)))
+        made = np.zeros_like(total)
+        each = zip(self.groups, self.lengths, rows.levels, rows.which, strict=True)
+        for group, length, levels, which in each:
+            squared = distances(levels, self.x[:, group]) ** 2 / length**2
+            total += squared[which]
+            made += matern(np.sqrt(squared), self.own)[which]
+        return np.asarray(made + matern(np.sqrt(total), self.signal))
 
     @property
     def noise_sd(self) -> float:
@@ -95,19 +151,19 @@ def fit(
     spread = float(np.sqrt(np.mean((y - mean) ** 2))) or 1.0
     target = (y - mean) / spread
     extra = np.ones(len(y)) if loads is None else loads
-    index = np.asarray(groups, dtype=np.intp)
-    squared = [_squared(x[:, index == group]) for group in range(int(index.max()) + 1 if len(index) else 0)]
-    start = np.array([prior.length[0]] * len(squared) + [prior.signal[0], prior.noise[0]])
+    coordinates = members(groups)
+    squared = np.array([_squared(x[:, each]) for each in coordinates]).reshape(len(coordinates), len(y), len(y))
+    start, _ = prior.of(len(coordinates))
     found = minimize(
         _objective, start, (squared, target, extra, prior), jac=True, method="L-BFGS-B", options={"maxiter": 30}
     )
-    theta = np.clip(np.asarray(found.x), -12, 8)
-    lengths, signal, noise = np.exp(theta[:-2]), float(np.exp(theta[-2])), float(np.exp(theta[-1]))
-    scales = lengths[index] if len(index) else np.ones(0)
-    covariance = matern(distances(x / scales, x / scales), signal) + np.diag(noise * extra + JITTER)
-    factor = cholesky(covariance, lower=True)
+    theta = np.exp(np.clip(np.asarray(found.x), -12, 8))
+    lengths, signal, own, noise = theta[:-3], float(theta[-3]), float(theta[-2]), float(theta[-1])
+    scaled = squared / lengths[:, None, None] ** 2
+    covariance = matern(np.sqrt(scaled.sum(0)), signal) + matern(np.sqrt(scaled), own).sum(0)
+    factor = cholesky(covariance + np.diag(noise * extra + JITTER), lower=True)
     weights = np.asarray(cho_solve((factor, True), target))
-    return Gp(x, scales, signal, noise, factor, weights, mean, spread)
+    return Gp(x, coordinates, lengths, signal, own, noise, factor, weights, mean, spread)
 
 
 def _squared(columns: Array) -> Array:
@@ -115,30 +171,26 @@ def _squared(columns: Array) -> Array:
     return np.asarray((difference**2).sum(-1))
 
 
-def _objective(theta: Array, squared: list[Array], y: Array, extra: Array, prior: Prior) -> tuple[float, Array]:
-    """Return the negative log posterior of log hyperparameters, and its gradient."""
-    theta = np.clip(theta, -12, 8)
-    inverse = np.exp(-2 * theta[:-2])
-    signal, noise = np.exp(theta[-2]), np.exp(theta[-1])
-    r2 = np.zeros((len(y), len(y)))
-    for each, weight in zip(squared, inverse, strict=True):
-        r2 += weight * each
-    scaled = ROOT5 * np.sqrt(r2)
-    decay = np.exp(-scaled)
-    kernel = signal * (1 + scaled + scaled**2 / 3) * decay
-    covariance = kernel + np.diag(noise * extra + JITTER)
-    factor = cholesky(covariance, lower=True, check_finite=False)
-    inverse_covariance = cho_solve((factor, True), np.eye(len(y)), check_finite=False)
-    alpha = inverse_covariance @ y
-    value = 0.5 * float(y @ alpha) + float(np.log(np.diag(factor)).sum())
-    outer = inverse_covariance - np.outer(alpha, alpha)
-    slope = signal * (5 / 3) * (1 + scaled) * decay * outer
-    gradient = np.empty_like(theta)
-    for position, (each, weight) in enumerate(zip(squared, inverse, strict=True)):
-        gradient[position] = 0.5 * float((slope * each).sum()) * weight
-    gradient[-2] = 0.5 * float((outer * kernel).sum())
-    gradient[-1] = 0.5 * noise * float((np.diag(outer) * extra).sum())
-    means = np.array([prior.length[0]] * len(squared) + [prior.signal[0], prior.noise[0]])
-    spreads = np.array([prior.length[1]] * len(squared) + [prior.signal[1], prior.noise[1]])
+def _objective(theta: Array, squared: Array, y: Array, extra: Array, prior: Prior) -> tuple[float, Array]:
+    """Return the negative log posterior of log hyperparameters, and its gradient. `squared`: (domains, n, n)."""
+    means, spreads = prior.of(len(squared))
     away = (theta - means) / spreads
+    theta = np.clip(theta, -12, 8)
+    signal, own, noise = np.exp(theta[-3:])
+    each = squared * np.exp(-2 * theta[:-3])[:, None, None]
+    joint, single = ROOT5 * np.sqrt(each.sum(0)), ROOT5 * np.sqrt(each)
+    decay, decays = np.exp(-joint), np.exp(-single)
+    together = signal * (1 + joint + joint**2 / 3) * decay
+    alone = own * ((1 + single + single**2 / 3) * decays).sum(0)
+    factor = cholesky(together + alone + np.diag(noise * extra + JITTER), lower=True, check_finite=False)
+    inverse = cho_solve((factor, True), np.eye(len(y)), check_finite=False)
+    alpha = inverse @ y
+    value = 0.5 * float(y @ alpha) + float(np.log(np.diag(factor)).sum())
+    outer = inverse - np.outer(alpha, alpha)
+    slope = signal * (5 / 3) * (1 + joint) * decay + own * (5 / 3) * (1 + single) * decays
+    gradient = np.empty_like(theta)
+    gradient[:-3] = 0.5 * np.einsum("gij,gij,ij->g", slope, each, outer)
+    gradient[-3] = 0.5 * float((outer * together).sum())
+    gradient[-2] = 0.5 * float((outer * alone).sum())
+    gradient[-1] = 0.5 * noise * float((np.diag(outer) * extra).sum())
     return value + 0.5 * float(away @ away), gradient + away / spreads

@@ -22,13 +22,12 @@ from tuner.sampling.acquisition import expected_improvement
 from tuner.sampling.base import Costs, Proposal, Repeats, View, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Array, numeric
-from tuner.sampling.gp import Prior, distances, fit
+from tuner.sampling.gp import Prior, Rows, distances, fit
 from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, Choices
 
 CRASH_PRIOR = Prior(length=(-0.2, 0.6), signal=(0.0, 0.7), noise=(-4.0, 0.7))
-BOLD, CAREFUL = 0.5, 0.87  # least chance to run, while few launches crashed and once too many did
-RISKY = 1e-6  # weight of what is below it: taken only when nothing else is left
+BOLD, CAREFUL = 2.0, 8.0  # power of the chance to run, while few launches crashed and once too many did
 Indices = NDArray[np.intp]
 Words = dict[str, str]  # path: canonical value
 KIND = "draft.kind"
@@ -90,7 +89,7 @@ class Surrogate:
         costs = Costs.of(view)
         if view.pending:
             costs = believe(view, costs)
-        x = view.pool.features[allowed]
+        x = view.pool.rows[allowed]
         groups = view.pool.encoder.groups
         feasible = (costs.broken <= 0).all(axis=1)
         known = costs.x[list(costs.measured)]
@@ -109,11 +108,11 @@ class Surrogate:
             end = slice(axis // 2, axis // 2 + 1)
             good, margin, reference, means, sds = good[:, end], margin[end], reference[end], means[:, end], sds[:, end]
         gain = expected_improvement(good - margin, reference, means, sds)
-        floor = BOLD if costs.crashed.sum() <= self.tolerated * len(costs.crashed) else CAREFUL
-        return np.asarray((gain + 1e-300) * chance * np.where(chance >= floor, 1.0, RISKY))
+        power = BOLD if costs.crashed.sum() <= self.tolerated * len(costs.crashed) else CAREFUL
+        return np.asarray((gain + 1e-300) * chance**power)
 
     @staticmethod
-    def chance_to_run(costs: Costs, groups: tuple[int, ...], x: Array) -> Array:
+    def chance_to_run(costs: Costs, groups: tuple[int, ...], x: Rows) -> Array:
         """Return each point's probability not to crash."""
         if not costs.crashed.any():
             return np.ones(len(x))
@@ -161,7 +160,7 @@ def _has(assignment: Assignment, words: Words) -> bool:
     return all(path in assignment and canonical(assignment[path]) == value for path, value in words.items())
 
 
-def _chance_to_hold(costs: Costs, known: Array, groups: tuple[int, ...], x: Array) -> Array:
+def _chance_to_hold(costs: Costs, known: Array, groups: tuple[int, ...], x: Rows) -> Array:
     """Return each point's probability to meet every constraint."""
     chance = np.ones(len(x))
     for column in costs.broken.T:
