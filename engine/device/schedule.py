@@ -88,7 +88,7 @@ class LateScheduler(Scheduler):
         """Apply a launched step's tokens; see `Scheduler.apply`. Requests that have left since are passed over."""
         decoded = {request.id for request in launch.decode}
         progress = []
-        for request in dict.fromkeys((*(chunk.request for chunk in launch.prefill), *launch.decode)):
+        for request in (*(chunk.request for chunk in launch.prefill), *launch.decode):
             number = request.id
             if not self.runs(request):
                 continue
