@@ -408,12 +408,18 @@ def repeatedly(times: int, call: Call) -> None:
         call()
 
 
+def blocks(rows: int) -> tuple[int, int]:
+    """Return how many requests have how many of the rows."""
+    queries = min(rows, 16)
+    return rows // queries, queries
+
+
 def check_step(report: Report, model: Model, best: dict[int, dict[str, Plan]]) -> None:
     """Compare two layers and the head with the reference, with and without dependent launch."""
     for rows, plans in best.items():
         if len(plans) < len(model.layers):
             continue
-        step = model.step(1, rows, 300, layers=2)
+        step = model.step(*blocks(rows), 300, layers=2)
         expected = model.reference(step).double()
         made = {pdl: step(model.use(plans, rows, pdl)) for pdl in (False, True)}
         error = float((made[False].double() - expected).norm() / expected.norm())
@@ -441,7 +447,7 @@ def measure_token(report: Report, model: Model, best: dict[int, dict[str, Plan]]
                     _ = layer.add(x, inputs["qkv"]) if name in ("out", "down") else layer(x)
             model.layers["head"][0](inputs["head"])
 
-        step = model.step(1, rows, length)
+        step = model.step(*blocks(rows), length)
         made: dict[str, Tensor] = {}
 
         def whole(title: str, ops: TritonOps, step: Step = step, made: dict[str, Tensor] = made) -> None:
@@ -471,20 +477,27 @@ def run(report: Report, shape: Shape, budget: float, tests: bool, workers: int) 
     }
     report.say(f"compiling {len(jobs)} linear kernels in {workers} processes")
     device = str(report.device)
+    device = str(report.device)
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         made = [pool.submit(compile_one, *job, False, device) for job in sorted(jobs, key=repr)]
         made += [pool.submit(compile_attention, plan, q, shape, device) for plan in ATTEND_PLANS for q in (1, 8, 16)]
-        made += [
-            pool.submit(compile_attention, plan, chunks, shape, device) for plan in PREFILL_PLANS for chunks in (1, 4)
-        ]
+        made += [pool.submit(compile_attention, plan, n, shape, device) for plan in PREFILL_PLANS for n in (1, 4)]
         problems = [problem for each in made if (problem := each.result())]
-    report.say(f"compiled; {len(problems)} cannot run here")
-    if tested is not None:
-        output = tested.communicate(timeout=budget)[0]
-        report.document["tests"] = {"passed": tested.returncode == 0, "output": output[-4000:]}
-        report.say(output.strip()[-3000:])
-    measure_copy(report)
-    best = measure_linears(report, model, (1, 16, 64, 128), 0.65 * budget)
+        report.say(f"compiled; {len(problems)} cannot run here")
+        if tested is not None:
+            output = tested.communicate(timeout=budget)[0]
+            report.document["tests"] = {"passed": tested.returncode == 0, "output": output[-4000:]}
+            report.say(output.strip()[-3000:])
+        measure_copy(report)
+        best = measure_linears(report, model, (1, 16, 64, 128), 0.65 * budget)
+        chosen = {
+            (plans[name], rows, norm, gated)
+            for rows, plans in best.items()
+            for name, (_, _, norm, gated) in shape.products().items()
+            if name in plans
+        }
+        for each in [pool.submit(compile_one, *job, True, device) for job in sorted(chosen, key=repr)]:
+            each.result()
     check_step(report, model, best)
     measure_token(report, model, best)
     del model

@@ -6,6 +6,7 @@ come from memory, those of a small model stay in the cache, and both are measure
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -219,13 +220,19 @@ def attempt(call: Callable[[], object]) -> str | None:
 
 
 def graph_seconds(call: Callable[[], object], replays: int) -> float:
-    """Return the median time of a call captured into a CUDA graph; it must have run before."""
-    stream = torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        call()
-    times = []
+    """Return the median time of a call captured into a CUDA graph; its kernels must be compiled."""
+    stream, graph = _side_stream(), torch.cuda.CUDAGraph()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()  # the library takes its workspace outside the graph
+        graph.capture_begin()
+        try:
+            call()
+        finally:
+            graph.capture_end()
+    torch.cuda.current_stream().wait_stream(stream)
     graph.replay()
+    times = []
     for _ in range(replays):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
@@ -234,6 +241,12 @@ def graph_seconds(call: Callable[[], object], replays: int) -> float:
         last.synchronize()
         times.append(first.elapsed_time(last) / 1e3)
     return statistics.median(times)
+
+
+@functools.cache
+def _side_stream() -> torch.cuda.Stream:
+    """Return the stream that captures: one, as the library keeps a workspace for every stream it has seen."""
+    return torch.cuda.Stream()
 
 
 def _inputs(product: Product, rows: int) -> tuple[Tensor, Tensor | None]:

@@ -16,6 +16,9 @@ from engine.kernels.linear import Product
 from engine.kernels.prefill import PrefillPlan
 
 LARGEST_HEAD = 256
+# In float32 the matrix units do not help: small tiles, which fit into registers.
+NARROW_ATTEND = AttendPlan(block=32, tile_rows=32, stages=2)
+NARROW_PREFILL = PrefillPlan(tile_rows=32, block=32, warps=4, stages=2)
 
 
 class TritonOps:
@@ -31,7 +34,6 @@ class TritonOps:
         """
         self._device, self._pdl = device, pdl
         self._layers: list[TritonLinear] = []
-        self._attend, self._prefill = AttendPlan(), PrefillPlan()
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return self._layer(Product(weight.contiguous(), bias, None, gated=False))
@@ -83,10 +85,12 @@ class TritonOps:
         return gate.silu_mul(gate_up, self._pdl)
 
     def attend(self, q: Tensor, pool: Tensor, paged: Paged, queries: int, max_len: int, causal: bool) -> Tensor:
-        return attention.attend(q, pool, paged, queries, max_len, causal, self._attend, self._pdl)
+        plan = NARROW_ATTEND if q.dtype == torch.float32 else AttendPlan()
+        return attention.attend(q, pool, paged, queries, max_len, causal, plan, self._pdl)
 
     def attend_prefill(self, q: Tensor, pool: Tensor, paged: Paged, offsets: Tensor) -> Tensor:
-        return prefill.attend_prefill(q, pool, paged, offsets, self._prefill, self._pdl)
+        plan = NARROW_PREFILL if q.dtype == torch.float32 else PrefillPlan()
+        return prefill.attend_prefill(q, pool, paged, offsets, plan, self._pdl)
 
     def argmax(self, logits: Tensor) -> Tensor:
         return argmax.argmax(logits, self._pdl)
