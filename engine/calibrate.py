@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 
 from engine.config import DDTreeDraft
-from engine.cost import CostTable, smooth
+from engine.cost import CostTable
 from engine.drafters.base import Proposal
 from engine.drafters.build import DraftKit
-from engine.kv_cache import Reservation
+from engine.kv_cache import KVCache, Reservation
 from engine.speculate import Engine, accept, forward, places_of
 
 CONTEXT = 128  # tokens before the measured rows: a typical length, costs depend on it little
@@ -27,28 +28,37 @@ Work = Callable[[], object]
 @torch.inference_mode()
 def measure_costs(engine: Engine, kit: DraftKit, draft: DDTreeDraft, most: int) -> CostTable:
     """Return what rounds of 1 … `most` requests cost with trees of 1 … `draft.verify_rows` rows; the cache is free."""
+    cache = engine.cache
     rows = (*(count for count in ROWS if count < draft.verify_rows), draft.verify_rows)
-    fits = max(1, min(most, engine.cache.pages // engine.cache.pages_for(kit.rows + 1)))
+    fits = max(1, min(most, cache.pages // cache.pages_for(kit.rows + 1)))
     requests = (*(count for count in REQUESTS if count < fits), fits)
-    measured = [_measure(engine, kit, draft, count, rows) for count in requests]
-    return CostTable(requests, rows, *zip(*measured, strict=True))
+    ids = range(-fits, 0)
+    with _cached(cache, ids, kit.rows):
+        works = [
+            [
+                _drafting(engine, kit, draft, ids[:count]),
+                *(
+                    _verifying(engine, kit, draft, ids[:count], each)
+                    for each in rows
+                    if each == rows[0] or count * each <= MOST_ROWS
+                ),
+            ]
+            for count in requests
+        ]
+        seconds = _fastest(engine, works)
+    return CostTable.of(requests, rows, [times[0] for times in seconds], [times[1:] for times in seconds])
 
 
-def _measure(
-    engine: Engine, kit: DraftKit, draft: DDTreeDraft, requests: int, rows: tuple[int, ...]
-) -> tuple[float, tuple[float, ...]]:
-    """Return seconds of all but verifying, and of verifying by rows, for a round of so many requests."""
-    cache, ids = engine.cache, range(-requests, 0)
-    room = cache.pages // requests * cache.page_size
-    context = max(0, min(CONTEXT, cache.longest - kit.rows, room - kit.rows))
+@contextmanager
+def _cached(cache: KVCache, ids: Sequence[int], rows: int) -> Iterator[None]:
+    """Let scratch requests have a context in the cache, and room for so many rows behind it."""
+    room = cache.pages // len(ids) * cache.page_size
+    context = max(0, min(CONTEXT, cache.longest - rows, room - rows))
     for scratch in ids:
-        cache.admit(scratch, context + kit.rows)
+        cache.admit(scratch, context + rows)
     try:
-        cache.commit(ids, [context] * requests)
-        counts = [count for count in rows if count == rows[0] or requests * count <= MOST_ROWS]
-        work = [_drafting(engine, kit, draft, ids), *(_verifying(engine, kit, draft, ids, count) for count in counts)]
-        drafting, *verifying = _fastest(engine, work)
-        return drafting, smooth(verifying)
+        cache.commit(ids, [context] * len(ids))
+        yield
     finally:
         for scratch in ids:
             cache.release(scratch)
@@ -92,17 +102,21 @@ def _fixed(draft: DDTreeDraft, nodes: int) -> DDTreeDraft:
     return draft.model_copy(update={"nodes": nodes, "max_nodes": None})
 
 
-def _fastest(engine: Engine, works: Sequence[Work]) -> list[float]:
+def _fastest(engine: Engine, works: Sequence[Sequence[Work]]) -> list[list[float]]:
     """Return the fastest of several runs of each: what it costs when nothing disturbs it.
 
-    The works take turns, so that a machine whose speed drifts slows all of them alike.
+    All works take turns, so that what disturbs the machine for a while meets none of them every time. On one thread
+    of a CPU its own time counts: what others take of the core is not the round's cost.
     """
-    best = [float("inf")] * len(works)
+    own = engine.device.type == "cpu" and torch.get_num_threads() == 1
+    clock = time.thread_time if own else time.perf_counter
+    best = [[float("inf")] * len(row) for row in works]
     for _ in range(REPEATS + 1):  # the first warms up, and is never the fastest
-        for index, work in enumerate(works):
-            began = time.perf_counter()
-            work()
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize(engine.device)
-            best[index] = min(best[index], time.perf_counter() - began)
+        for row, fastest in zip(works, best, strict=True):
+            for index, work in enumerate(row):
+                began = clock()
+                work()
+                if engine.device.type == "cuda":
+                    torch.cuda.synchronize(engine.device)
+                fastest[index] = min(fastest[index], clock() - began)
     return best

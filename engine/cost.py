@@ -31,6 +31,26 @@ class CostTable:
     draft: tuple[float, ...]
     verify: tuple[tuple[float, ...], ...]
 
+    @classmethod
+    def of(
+        cls,
+        requests: Sequence[int],
+        rows: Sequence[int],
+        draft: Sequence[float],
+        verify: Sequence[Sequence[float]],
+    ) -> CostTable:
+        """Return the table of measured seconds; see `rising`, which holds along the rows and along the requests."""
+        times = np.full((len(requests), len(rows)), np.inf)
+        for own, measured in zip(times, verify, strict=True):
+            own[: len(measured)] = measured
+        times = rising(rising(times, axis=0), axis=1)
+        return cls(
+            tuple(requests),
+            tuple(rows),
+            tuple(rising(np.asarray(draft), axis=0).tolist()),
+            tuple(tuple(own[: len(each)].tolist()) for own, each in zip(times, verify, strict=True)),
+        )
+
     @lru_cache(maxsize=256)  # noqa: B019 - one table a server
     def curve(self, requests: int, nodes: int) -> Curve:
         """Return what rounds of `requests` requests cost by the nodes of their trees, 0 … `nodes`.
@@ -47,7 +67,7 @@ class CostTable:
         ]
         at = np.array([float(requests)])
         seconds = [float(_line(at, self.requests, column)[0]) for column in zip(*by_batch, strict=True)]
-        return Curve.of(smooth(seconds))
+        return Curve.of(rising(np.asarray(seconds), axis=0).tolist())
 
 
 @dataclass(frozen=True)
@@ -88,9 +108,10 @@ def best_size(gains: Iterator[float], requests: int, curve: Curve) -> int:
     return size
 
 
-def smooth(seconds: Sequence[float]) -> tuple[float, ...]:
-    """Return measured costs made non-decreasing: more rows never cost less, whatever the noise."""
-    return tuple(float(each) for each in np.maximum.accumulate(seconds))
+def rising(seconds: Array, axis: int) -> Array:
+    """Return measured costs made non-decreasing: noise only ever adds, so what more work costs, less costs at most."""
+    least: Array = np.flip(np.minimum.accumulate(np.flip(seconds, axis), axis=axis), axis)
+    return least
 
 
 def _line(wanted: Array, known: Sequence[int], values: Sequence[float]) -> Array:

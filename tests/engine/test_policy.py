@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine.bench import run_requests
 from engine.config import DDTreeDraft, DFlashDraft, EngineConfig, NoDraft, PolicyDraft
-from engine.cost import CostTable, Curve, best_size, smooth
+from engine.cost import CostTable, Curve, best_size
 from engine.errors import ConfigError
 from engine.loop import Loop
 from engine.policy import HOLD_ROUNDS, Switch, entry_for
@@ -202,7 +202,11 @@ def test_a_tree_costs_what_the_next_larger_measured_one_does() -> None:
     assert table.curve(2, 0).seconds == pytest.approx((2.0 + 5.0 / 3,))
     assert table.curve(7, 0).seconds == pytest.approx((12.0,))
     assert best_size(iter([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]), 1, table.curve(1, 7)) in (3, 7)
-    assert smooth([3.0, 2.0, 5.0]) == (3.0, 3.0, 5.0)
+
+
+def test_what_more_work_costs_less_costs_at_most() -> None:
+    table = CostTable.of((1, 4), (1, 4, 8), [2.0, 1.0], [[3.0, 2.5, 9.0], [2.0, 7.0]])
+    assert table == CostTable((1, 4), (1, 4, 8), (1.0, 1.0), ((2.0, 2.5, 9.0), (2.0, 7.0)))
 
 
 def test_growing_trees_are_lossless_and_shown() -> None:
