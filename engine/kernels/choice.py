@@ -184,9 +184,13 @@ def compile_all(work: Sequence[tuple[Product, int, Sequence[Plan]]], pdl: bool) 
         x, residual = _inputs(product, rows)
         attempt(lambda: plan(product, x, residual, pdl))
 
-    jobs = [(product, rows, plan) for product, rows, plans in work if len(plans) > 1 for plan in plans]
+    jobs: dict[tuple[object, ...], tuple[Product, int, Plan]] = {}  # shapes of one kind share a compilation
+    for product, rows, plans in work:
+        for plan in plans if len(plans) > 1 else ():
+            kind = (plan, product.eps is None, product.gated, product.bias is None)
+            jobs.setdefault(kind, (product, rows, plan))
     with ThreadPoolExecutor(THREADS) as pool:
-        for done in [pool.submit(once, *job) for job in jobs]:
+        for done in [pool.submit(once, *job) for job in jobs.values()]:
             done.result()
 
 
@@ -232,7 +236,7 @@ def graph_seconds(call: Callable[[], object], replays: int) -> float:
             graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
     graph.replay()
-    times = []
+    times: list[float] = []
     for _ in range(replays):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()

@@ -50,7 +50,7 @@ def start(pdl: bool) -> dict[str, bool]:
 
 def power_of_two(value: int, at_least: int = 1) -> int:
     """Return the least power of two ≥ both."""
-    return max(at_least, triton.next_power_of_2(value))
+    return max(at_least, 1 << (value - 1).bit_length())
 
 
 def ceil_div(value: int, by: int) -> int:

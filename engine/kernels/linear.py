@@ -129,9 +129,8 @@ class _Job:
         out = self.x.new_empty(rows, columns)
         parts = squares = None
         if plan.split > 1:
-            wide = {"dtype": torch.float32, "device": self.x.device}
-            parts = torch.empty(plan.split, rows, product.weight.shape[0], **wide)
-            squares = torch.empty(plan.split, rows, **wide)
+            parts = self.x.new_empty(plan.split, rows, product.weight.shape[0], dtype=torch.float32)
+            squares = self.x.new_empty(plan.split, rows, dtype=torch.float32)
         sizes = (rows, columns, inner, product.eps or 0.0)
         kernel[(ceil_div(columns, plan.block_n), row_programs, plan.split)](
             self.x, product.weight, product.bias, self.residual, out, parts, squares, *sizes,

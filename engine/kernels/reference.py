@@ -162,4 +162,5 @@ def _attend(q: Tensor, cached: Tensor, seen: Tensor) -> Tensor:
     grouped = q.to(wide).view(b, queries, kv_heads, heads // kv_heads, dim).permute(0, 2, 3, 1, 4)
     scores = grouped @ keys[:, :, None].transpose(-1, -2) * dim**-0.5
     weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(dim=-1)
-    return (weights @ values[:, :, None]).permute(0, 3, 1, 2, 4).reshape(b, queries, heads * dim).to(q.dtype)
+    out: Tensor = (weights @ values[:, :, None]).permute(0, 3, 1, 2, 4)
+    return out.reshape(b, queries, heads * dim).to(q.dtype)
