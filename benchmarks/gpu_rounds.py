@@ -1,11 +1,12 @@
 """Rounds on a GPU, in one command: are they right, how long do they take, what does a client get.
 
-    python -m benchmarks.gpu_rounds --json OUT [--parts correct,rounds_none,rounds_dflash,pair,http,http8b]
+    python -m benchmarks.gpu_rounds --json OUT [--parts correct,rounds_none,rounds_dflash,pair,…]
 
 Every part is a process of its own with a time limit: one that fails is reported and the next one runs. `correct`:
 the bundled pair in float32, captured against eager rounds and against the CPU engine, greedy and sampled.
 `rounds_none`, `rounds_dflash`: the shape of Qwen3-8B (random weights, forced acceptance), a round split into draft,
-verify, commit and host. `pair`: the same of the bundled pair. `http`, `http8b`: both served over HTTP, one client.
+verify, commit and host; `rounds_long`: over 32 k cached tokens. `pair`: the split of the bundled pair. `http`,
+`http8b`: both served over HTTP to one client.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from benchmarks.common import RESULTS, ROOT, bundled_prompts, write
 
 SHAPES = ROOT / "benchmarks" / "shapes" / "qwen3-8b"
 PROMPT_TOKENS, OUTPUT_TOKENS = 96, 256
+LONG = 32_000
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
     "dflash 8": {"kind": "dflash", "block_size": 8},
@@ -106,7 +108,8 @@ def _bench(*arguments: str) -> dict[str, Any]:
         assert status == 0, f"exit status {status}"
         result: dict[str, Any] = json.loads(out.read_text())
     for name, described in result["configs"].items():
-        print(name, json.dumps(described["memory_check"]), f"load {described['seconds_load']:.1f} s", flush=True)
+        print(name, f"load {described['seconds_load']:.1f} s, prefill ms {described['prefill_ms']}", flush=True)
+        print(json.dumps(described["memory_check"]), flush=True)
     return result
 
 
@@ -123,6 +126,31 @@ def rounds_dflash() -> dict[str, Any]:
 def pair() -> dict[str, Any]:
     """Split the rounds of the bundled pair."""
     return _bench("--concurrency", "1", "16", "48", "--output-tokens", "192")
+
+
+def rounds_long() -> dict[str, Any]:
+    """Split one request's round of the 8B shape over 32 k cached tokens: 1 row, and 16 rows."""
+    from engine.config import EngineConfig, load_launch
+    from engine.device.bench import copy_bandwidth, split_of
+    from engine.device.build import build_device
+    from engine.estimate import detect_machine, draft_at, round_time
+    from engine.runtime import resolve
+
+    found: dict[str, Any] = {}
+    for name in ("none", "dflash"):
+        document = load_launch(SHAPES / f"{name}.yaml").entries[0].config.model_dump(mode="json")
+        document["model"]["max_len"] = LONG + 1024
+        document["memory"] |= {"max_running": 1, "prefill_chunk": 128}
+        document["graphs"]["batch_sizes"] = [1]
+        plan = resolve(EngineConfig.model_validate(document))
+        runtime, draft = build_device(plan), draft_at(plan.config, 1)
+        split = split_of(runtime, draft, 1, LONG)
+        work = round_time(plan.config, plan.shape, plan.draft_shape, detect_machine(), 1, LONG, 1.0)
+        share = work.verify.bytes / split.verify_ms * 1000 / copy_bandwidth(plan.device)
+        found[name] = asdict(split) | {"bytes_of_verify": work.verify.bytes, "verify_share_of_copy": share}
+        print(name, json.dumps(found[name]), flush=True)
+        del runtime
+    return found | {"verify_16_rows_over_1": found["dflash"]["verify_ms"] / found["none"]["verify_ms"]}
 
 
 @contextmanager
@@ -193,6 +221,7 @@ PARTS = {
     "correct": Part(correct, 150),
     "rounds_none": Part(rounds_none, 75),
     "rounds_dflash": Part(rounds_dflash, 90),
+    "rounds_long": Part(rounds_long, 75),
     "pair": Part(pair, 60),
     "http": Part(http, 110),
     "http8b": Part(http8b, 150),

@@ -28,6 +28,7 @@ from engine.device.state import Style, upload
 from engine.errors import ConfigError
 from engine.request import GREEDY, Request
 from engine.runtime import resolve
+from engine.scheduler import Chunk
 
 COPIED_BYTES = {"cuda": 2**31, "cpu": 2**25}
 WARM_UP, ROUNDS = 3, 30
@@ -86,7 +87,7 @@ def bench_gpu(
                 row = {"config": name} | measure(runtime, concurrency, prompt_tokens, output_tokens, copy)
                 rows.append(row)
                 tell(row)
-            described[name] |= {"memory_check": memory_check(runtime)}
+            described[name] |= {"prefill_ms": prefill_of(runtime), "memory_check": memory_check(runtime)}
             del runtime
     return {"schema": 1, "copy_bytes_s": copy, "configs": described, "rows": rows}
 
@@ -147,6 +148,7 @@ def split_of(runtime: DeviceRuntime, draft: Drafted, requests: int, context: int
         def rewind() -> None:
             state.lengths.index_copy_(0, place, lengths)
 
+        rewind()
         parts = _parts(runtime, Round(draft, Style.GREEDY, rounds.models, state), given)
         draft_ms, verify_ms, commit_ms = _timed(parts, rewind, state.device)
         [round_ms] = _timed([lambda: rounds.run(lanes, draft, Style.GREEDY)], rewind, state.device)
@@ -196,6 +198,19 @@ def served_of(runtime: DeviceRuntime, requests: int, prompt_tokens: int, output_
         raise ConfigError(f"{output_tokens} output tokens leave no round to time; ask for more")
     seconds, made, count = (last - first for first, last in zip(marks[0], marks[-1], strict=True))
     return Served(1000 * seconds / count, made / seconds, made / count / requests, int(count))
+
+
+@torch.inference_mode()
+def prefill_of(runtime: DeviceRuntime) -> dict[int, float]:
+    """Return milliseconds of one prompt's first forward, by its tokens: every size that is captured, filled."""
+    rounds, found = runtime.rounds, {}
+    room = min(rounds.state.max_tokens, runtime.pages.free * runtime.pages.page_size)
+    for rows in (size for size in rounds.buckets if size + runtime.plan.config.reserved_rows <= room):
+        with _occupied(runtime, 1, rows) as (lanes, _):
+            work = rounds.prompts(rows)
+            work.forward.load([Chunk(Request(0, (0,) * rows, 1), (0,) * rows, last=False)], [(lanes[0], 0)])
+            [found[rows]] = _timed([work.run], lambda: None, rounds.state.device)
+    return found
 
 
 def copy_bandwidth(device: torch.device) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from engine import estimate
 from engine.config import DFlashDraft, Draft, PolicyDraft, draft_folder, target_folder
 from engine.device.model import DeviceDraft, DeviceTarget
 from engine.device.pages import Pages
@@ -16,7 +17,7 @@ from engine.device.rounds import Rounds, chains
 from engine.device.schedule import LateScheduler
 from engine.device.state import State
 from engine.drafters.build import judge
-from engine.errors import ConfigError
+from engine.errors import ConfigError, OutOfMemoryInCapture
 from engine.kernels.base import Ops
 from engine.kernels.build import ops_for
 from engine.kv_cache import PoolShape
@@ -114,7 +115,7 @@ def build_device(plan: Plan, ops: Ops | None = None) -> DeviceRuntime:
             dtype=dtype,
             device=device,
         )
-    rounds = Rounds(config, models, state, chains(config.drafts))
+    rounds = _rounds(plan, models, state)
     target_bytes, draft_bytes = _token_bytes(target_pool(plan.shape), dtype), _token_bytes(draft_kv, dtype)
     return DeviceRuntime(
         plan=plan,
@@ -131,6 +132,17 @@ def build_device(plan: Plan, ops: Ops | None = None) -> DeviceRuntime:
         target_token_bytes=target_bytes,
         draft_token_bytes=draft_bytes,
     )
+
+
+def _rounds(plan: Plan, models: Models, state: State) -> Rounds:
+    """Make the rounds; where a graph does not fit, the error says what the estimate expected."""
+    try:
+        return Rounds(plan.config, models, state, chains(plan.config.drafts))
+    except OutOfMemoryInCapture as error:
+        guess = estimate.memory(plan.config, plan.shape, plan.draft_shape, estimate.detect_machine())
+        raise OutOfMemoryInCapture(
+            f"{error}; the estimate was {guess.graphs / 2**30:.1f} GiB for graphs, {guess.total / 2**30:.1f} in all"
+        ) from error
 
 
 def _models(plan: Plan, ops: Ops, dtype: torch.dtype, layers: int, positions: int) -> Models:

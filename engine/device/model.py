@@ -30,6 +30,8 @@ class Layer:
         self._ops, self._cos_sin, self._eps = ops, cos_sin, shape.norm_eps
         q, k, v = (take.projection(name, shape) for name in "qkv")
         bias = take.biases(shape)
+        self.q_norm: Tensor | None
+        self.k_norm: Tensor | None
         self.q_norm, self.k_norm = take.norms(shape)
         self._qkv: Linear = ops.norm_linear(take("input_layernorm.weight"), self._eps, torch.cat([q, k, v]), bias)
         self._out: Linear = ops.linear(take("self_attn.o_proj.weight"), take.optional("self_attn.o_proj.bias"))

@@ -52,10 +52,10 @@ class Rounds:
         self.models, self.state, self.sizes = models, state, batch_sizes(config)
         self.graphs: Graphs = CapturedGraphs() if isinstance(config.graphs, Captured) else EagerGraphs()
         self._lanes = {size: _Lanes(size, state) for size in self.sizes}
-        self._buckets = buckets(prefill_chunk(config))
+        self.buckets = buckets(prefill_chunk(config))
         self._rounds: dict[tuple[Drafted, Style], dict[int, Callable[[], Tensor]]] = {}
         self.extend(drafts)
-        self._prompts = {rows: self._prompt(rows) for rows in reversed(self._buckets)}
+        self._prompts = {rows: self._prompt(rows) for rows in reversed(self.buckets)}
 
     @property
     def captured(self) -> bool:
@@ -93,7 +93,7 @@ class Rounds:
 
     def prompts(self, rows: int) -> PromptWork:
         """Return the smallest prompt forward of at least `rows` rows."""
-        return self._prompts[next(size for size in self._buckets if size >= rows)]
+        return self._prompts[next(size for size in self.buckets if size >= rows)]
 
     def _round(self, work: Round, size: int, draft: Drafted) -> Callable[[], Tensor]:
         lanes = self._lanes[size]
@@ -110,7 +110,7 @@ class Rounds:
         blocks = {rows_of(draft) for draft in drafts}
         rows = {size * block for size, block in product(self.sizes, blocks)}
         rows |= {size * (block - 1) for size, block in product(self.sizes, blocks) if block > 1}
-        self.models.ops.prepare(sorted(rows | {*self._buckets, self.state.nobody}))
+        self.models.ops.prepare(sorted(rows | {*self.buckets, self.state.nobody}))
 
 
 class _Lanes:

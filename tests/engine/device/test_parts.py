@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from engine import estimate
 from engine.config import EngineConfig
 from engine.device import graphs
-from engine.device.bench import TITLES, copy_bandwidth, line, measure
+from engine.device.bench import TITLES, copy_bandwidth, line, measure, prefill_of
 from engine.device.build import build_device
 from engine.device.graphs import CapturedGraphs, EagerGraphs
 from engine.device.pages import Pages
@@ -172,8 +172,10 @@ def test_a_failed_capture_says_of_what_and_why() -> None:
 @pytest.mark.parametrize("requests", [1, 3])
 def test_a_round_is_split(requests: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draft = {"kind": "dflash", "model": str(SMOKE / "draft"), "block_size": 4, "simulate_accept": 2.0}
-    document = {"model": {"target": str(SMOKE / "target"), "dtype": "float32", "max_len": 128}, "draft": draft}
-    runtime = build_device(resolve(EngineConfig.model_validate(document | {"memory": {"max_running": 3}})))
+    document = {"model": {"target": str(SMOKE / "target"), "dtype": "float32", "max_len": 160}, "draft": draft}
+    runtime = build_device(
+        resolve(EngineConfig.model_validate(document | {"memory": {"max_running": 3, "prefill_chunk": 200}}))
+    )
     monkeypatch.setattr(estimate, "detect_machine", lambda: estimate.gpu("H200"))
     row = measure(runtime, requests, prompt_tokens=20, output_tokens=40, copy_bytes_s=copy_bandwidth(CPU))
     assert runtime.pages.free == runtime.pages.pages
@@ -181,3 +183,6 @@ def test_a_round_is_split(requests: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (row["tokens_per_round"], row["requests"], row["context"]) == (2.0, requests, 40)
     assert row["bytes_read"] > runtime.memory.weight_bytes
     assert len(line({"config": "smoke"} | row)) == len(TITLES)
+    if requests == 1:
+        assert list(prefill_of(runtime)) == [128]
+        assert runtime.pages.free == runtime.pages.pages
