@@ -1,0 +1,80 @@
+"""Trials side by side on eight pretended GPUs: leases never overlap, and a death loses nothing that was recorded."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.tuner import packed
+from tests.waiting import wait_until
+from tuner.leases import held_locks
+from tuner.records import canonical
+from tuner.store import StudyFolder
+
+LIMIT = 240.0
+
+
+def test_trials_share_the_gpus_out_and_measure_one_after_another(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    packed.begin(folder, trials=7, scale=0.2)
+    with packed.pretended(tmp_path / "smi"):
+        packed.search(folder, packed.Silent())
+    study, held = StudyFolder(folder), packed.held_in(folder)
+    records = study.read_trials()
+    assert [record.trial for record in records] == list(range(len(records)))
+    assert sum(record.role in ("baseline", "search") for record in records) == 7
+    assert all(record.state == "measured" for record in records)
+    assert {each.trial for each in held} == {record.trial for record in records}
+    assert packed.clashes(held, exclusive=True) == []
+    assert any(a.begin < b.end and b.begin < a.end for a in held for b in held if a.trial < b.trial)
+    for each in held:
+        record = records[each.trial]
+        assert len(each.gpus) == record.gpus == record.config["parallel"]["tensor"]
+    batches = json.loads(study.search.read_text())["packing"]
+    assert all(batch["makespan"] >= batch["bound"] > 0 for batch in batches)
+    assert not study.batch.exists()
+    assert held_locks() == ()
+
+
+def test_neighbours_that_do_not_disturb_each_other_measure_at_the_same_time(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    packed.begin(folder, trials=2, scale=0.2, text=packed.SPACE.replace("windows: exclusive", "windows: calibrate"))
+    with packed.pretended(tmp_path / "smi"):
+        packed.search(folder, packed.Silent())
+    study = StudyFolder(folder)
+    records = study.read_trials()
+    assert [record.role for record in records][:3] == ["baseline", "calibration", "calibration"]
+    said = json.loads(study.search.read_text())["calibration"]
+    assert (said["loss"], said["exclusive"]) == (0.0, False)  # what the workers compute depends on nobody
+    one, other = (each for each in packed.held_in(folder) if records[each.trial].role == "calibration")
+    assert one.begin < other.end
+    assert other.begin < one.end
+    assert packed.clashes(packed.held_in(folder), exclusive=False) == []
+
+
+def test_a_batch_that_a_death_cut_is_finished_and_nothing_is_measured_twice(tmp_path: Path) -> None:
+    folder = tmp_path / "study"
+    packed.begin(folder, trials=7, scale=0.3)
+    study = StudyFolder(folder)
+    with packed.pretended(tmp_path / "smi"):
+        command = [sys.executable, packed.__file__, str(folder)]
+        with subprocess.Popen(command, env={**os.environ}, stdout=subprocess.DEVNULL) as controller:
+            wait_until(lambda: len(study.read_trials()) >= 3 or controller.poll() is not None, deadline=LIMIT)
+            controller.kill()
+        before = study.read_trials()
+        planned = study.read_batch()
+        assert len(before) >= 3
+        assert planned
+        wait_until(lambda: held_locks() == (), deadline=LIMIT)
+        packed.search(folder, packed.Silent())
+    records = study.read_trials()
+    assert [record.trial for record in records] == list(range(len(records)))
+    assert [r for r in records if r.trial in {b.trial for b in before}] == before
+    wanted = {each.trial: canonical(each.config.model_dump(mode="json")) for each in planned}
+    assert {r.trial: canonical(r.config) for r in records if r.trial in wanted} == wanted
+    searched = [canonical(r.config) for r in records if r.role in ("baseline", "search")]
+    assert len(searched) == len(set(searched)) == 7
+    assert packed.clashes(packed.held_in(folder), exclusive=True) == []
