@@ -156,7 +156,7 @@ def rounds_long() -> dict[str, Any]:
 @contextmanager
 def shape_folder() -> Iterator[Path]:
     """Yield the 8B shape's folders with a tokenizer in them, which a server needs."""
-    from engine.pair.paths import PAIR
+    from engine.config import PAIR
 
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(SHAPES, folder, dirs_exist_ok=True)

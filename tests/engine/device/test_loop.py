@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.bench import run_requests
-from engine.config import DFlashDraft, EngineConfig, NoDraft
+from engine.config import DFlashDraft, Draft, EngineConfig, NoDraft
 from engine.device.build import DeviceRuntime, build_device
 from engine.device.loop import DeviceLoop
 from engine.errors import ConfigError, OutOfMemoryInTraffic
@@ -157,7 +157,7 @@ def test_set_draft_between_rounds_keeps_the_text_and_refuses_what_does_not_fit()
     asked = config(CHAIN)
     expected = texts_of(Loop(build(resolve(asked))), mixed(3, 60))
     loop = DeviceLoop(device(asked))
-    drafts = [NoDraft(), DFlashDraft(block_size=4, layers=1), DFlashDraft(block_size=8)]
+    drafts: list[Draft] = [NoDraft(), DFlashDraft(block_size=4, layers=1), DFlashDraft(block_size=8)]
     made: dict[int, list[int]] = {request.id: [] for request in mixed(3, 60)}
     for request in mixed(3, 60):
         loop.submit(request)

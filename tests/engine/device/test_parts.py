@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from engine import estimate
 from engine.config import EngineConfig
-from engine.device import graphs
 from engine.device.bench import TITLES, copy_bandwidth, line, measure, prefill_of
 from engine.device.build import build_device
 from engine.device.graphs import CapturedGraphs, EagerGraphs
@@ -139,7 +138,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "empty_cache": lambda: None,
         "mem_get_info": lambda: (2**30, 2**34),
     }.items():
-        monkeypatch.setattr(graphs.torch.cuda, name, stand_in)
+        monkeypatch.setattr(torch.cuda, name, stand_in)
 
 
 def failing(error: Exception, after: int) -> Callable[[], None]:

@@ -1,0 +1,119 @@
+"""Mixed load for minutes: no page and no memory leaks, and no text changes.
+
+    python -m benchmarks.soak --seconds 540 [--captured] --json OUT
+
+Requests of random lengths, temperatures and limits come and go, some are cancelled at random moments, and the draft is
+swapped between rounds. Every wave ends with an idle engine: all pages must be free, and after the first third the
+process and the device may hold no more memory than a margin above what they held then. A few greedy prompts are
+served alone after every wave: their texts never change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks.common import RESULTS, bundled_prompts, write
+from engine.bench import run_requests
+from engine.config import DFlashDraft, Draft, EngineConfig, NoDraft
+from engine.device.build import DeviceRuntime
+from engine.request import Request, Sampling
+from engine.runtime import resolve
+from engine.start import AnyLoop, AnyRuntime, build_any, loop_of
+
+WAVE = 60  # requests
+MARGIN = 64 * 2**20  # bytes that memory may grow by after the first third
+
+
+def config(captured: bool, running: int) -> EngineConfig:
+    """Return the bundled pair with a policy."""
+    policy = {"kind": "policy", "by_running": [[1, 4, {"kind": "dflash"}], [5, None, {"kind": "none"}]]}
+    sizes = sorted({1, 4, running})
+    graphs: dict[str, Any] = {"kind": "captured", "batch_sizes": sizes} if captured else {"kind": "eager"}
+    document = {"model": {"target": "bundled", "max_len": 1024}, "draft": policy, "graphs": graphs}
+    return EngineConfig.model_validate(document | {"memory": {"max_running": running}})
+
+
+def request(number: int, dice: random.Random, prompts: list[tuple[int, ...]]) -> Request:
+    """Return one request at random."""
+    prompt = dice.choice(prompts)
+    prompt = (prompt * 8)[: dice.choice((1, len(prompt), dice.randint(1, 600)))]
+    styles = (
+        Sampling(),
+        Sampling(dice.uniform(0.1, 1.5), seed=dice.getrandbits(60)),
+        Sampling(dice.uniform(0.1, 1.5), dice.randint(1, 50), dice.uniform(0.5, 1.0), dice.getrandbits(60)),
+    )
+    scores = 3 if dice.random() < 0.05 else None
+    return Request(number, prompt, dice.randint(1, 120), (0,), dice.choice(styles), scores, scores is not None)
+
+
+def wave(loop: AnyLoop, dice: random.Random, prompts: list[tuple[int, ...]], drafts: list[Draft]) -> dict[str, int]:
+    """Send `WAVE` requests at random moments, cancel some, swap drafts, and run until nothing is left."""
+    sent = cancelled = tokens = steps = 0
+    while sent < WAVE or not loop.idle:
+        if sent < WAVE and dice.random() < 0.3:
+            reason = loop.submit(request(sent, dice, prompts))
+            assert reason is None, reason
+            sent += 1
+        if sent and dice.random() < 0.03:
+            loop.cancel(dice.randrange(sent))
+            cancelled += 1
+        if dice.random() < 0.005:
+            loop.set_draft(dice.choice(drafts))
+        tokens += sum(len(progress.tokens) for progress in loop.advance())
+        steps += 1
+    return {"requests": sent, "cancels": cancelled, "tokens": tokens, "steps": steps}
+
+
+def free_share(runtime: AnyRuntime) -> tuple[int, int]:
+    """Return free pages, and all pages."""
+    if isinstance(runtime, DeviceRuntime):
+        return runtime.pages.free, runtime.pages.pages
+    return runtime.engine.cache.free_pages, runtime.engine.cache.pages
+
+
+def memory() -> dict[str, int]:
+    """Return the bytes held by the process and on the device."""
+    held = {"process": psutil.Process().memory_info().rss}
+    return held | ({"device": torch.cuda.memory_reserved()} if torch.cuda.is_available() else {})
+
+
+def main() -> None:
+    """Run waves for so long, and write what was held when."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=540.0)
+    parser.add_argument("--captured", action="store_true", help="captured graphs (a GPU)")
+    parser.add_argument("--running", type=int, default=16)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, default=RESULTS / "soak.json")
+    arguments = parser.parse_args()
+    asked = config(arguments.captured, arguments.running)
+    runtime = build_any(resolve(asked))
+    loop, dice, prompts = loop_of(runtime), random.Random(arguments.seed), bundled_prompts()
+    drafts: list[Draft] = [asked.draft, NoDraft(), DFlashDraft(block_size=8), DFlashDraft(block_size=4, layers=1)]
+    alone = run_requests(loop, prompts[:1], 48).outputs
+    waves: list[dict[str, Any]] = []
+    began = time.monotonic()
+    while time.monotonic() - began < arguments.seconds or len(waves) < 3:
+        made = wave(loop, dice, prompts, drafts)
+        free, pages = free_share(runtime)
+        assert free == pages, f"{pages - free} of {pages} pages are held by nobody after wave {len(waves)}"
+        loop.set_draft(asked.draft)
+        assert run_requests(loop, prompts[:1], 48).outputs == alone, f"a text changed after wave {len(waves)}"
+        waves.append(made | {"seconds": time.monotonic() - began, "held": memory()})
+        print(json.dumps(waves[-1]), flush=True)
+    settled = waves[len(waves) // 3]["held"]
+    grown = {name: waves[-1]["held"][name] - bytes_ for name, bytes_ in settled.items()}
+    write(arguments.json, {"config": runtime.describe()["config"], "waves": waves, "grown_after_a_third": grown})
+    assert all(bytes_ <= MARGIN for bytes_ in grown.values()), f"memory grew: {grown}"
+
+
+if __name__ == "__main__":
+    main()
