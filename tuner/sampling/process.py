@@ -7,6 +7,7 @@ the machine: an answer is an assignment, which the controller turns into a confi
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import subprocess
@@ -138,7 +139,8 @@ class RemoteBrain:
             return
         with process:
             if process.stdin is not None:
-                process.stdin.close()
+                with contextlib.suppress(BrokenPipeError):  # it has died with a message unread
+                    process.stdin.close()
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
