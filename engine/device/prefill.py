@@ -74,7 +74,7 @@ class Prompts:
     def __call__(self) -> PromptOutcome:
         """Run the target on what was loaded, and cache it; the drafter takes it in."""
         models, state, given = self._models, self._state, self._input
-        write = state.slots(given.owners, given.positions).int()
+        write = state.slots(given.owners, given.positions)
         at, offsets = given.positions.int(), given.offsets.int()
         paged = Paged(state.table, given.lanes.int(), given.starts.int(), state.page_size)
 
@@ -84,7 +84,7 @@ class Prompts:
         hidden, features = models.target.forward(given.tokens, at, write, state.target, attend, models.taps)
         if models.draft is not None and state.draft is not None and features is not None:
             models.draft.write_context(features, at, write, state.draft)
-        state.advance(given.lanes, given.starts + given.sizes, state.roots[given.lanes])
+        state.grow(given.lanes, given.sizes)
         return PromptOutcome(models.target.logits(hidden[given.last])[:, None], hidden)
 
     def first(self, outcome: PromptOutcome, style: Style) -> Tensor:
@@ -92,7 +92,7 @@ class Prompts:
         state, given = self._state, self._input
         at, draws = given.positions[given.last][:, None], state.draws(given.lanes, style)
         chosen = choose(outcome.logits, at, draws, self._models.ops)[:, 0]
-        state.roots.index_copy_(0, given.ending, chosen.masked_fill(given.ending == state.nobody, 0))
+        state.roots.index_copy_(0, given.ending, chosen)
         return chosen
 
     def _pack(self, chunks: Sequence[Chunk], places: Sequence[tuple[int, int]]) -> Iterator[list[int]]:

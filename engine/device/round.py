@@ -164,7 +164,8 @@ class Round:
         Context of rejected rows lies behind the length, where nobody looks before the next round writes over it.
         """
         last = tokens.gather(1, kept[:, None] - 1)[:, 0]
-        self._state.advance(places.lanes, places.paged.lengths + kept, last)
+        self._state.grow(places.lanes, kept)
+        self._state.roots.index_copy_(0, places.lanes, last)
         draft, pool = self._models.draft, self._state.draft
         if draft is not None and pool is not None and features is not None:
             draft.write_context(features, places.positions, places.write, pool)

@@ -80,10 +80,13 @@ class State:
         self.target = _pool(target, slots, dtype, device)
         self.draft = None if draft is None else _pool(draft, slots, dtype, device)
         self._columns = -(-max_tokens // page_size)
+        self._steps = torch.arange(max(rows, page_size), dtype=torch.int32, device=device)
         # A column behind a request's pages points at a page of nobody, never at another request's.
         self._blank = [pages + min(column, spare - 1) for column in range(self._columns)]
         blank = torch.tensor(self._blank, dtype=torch.int32)
         self.table = blank.expand(max_running + 1, -1).contiguous().to(device)
+        # The table position by position: a round looks a row's slot up in one operation.
+        self._slots = self._slots_of(self.table).flatten(1)
         self.lengths = torch.zeros(max_running + 1, dtype=torch.int32, device=device)
         self.roots = torch.zeros(max_running + 1, dtype=torch.int64, device=device)
         self._whole = torch.zeros(max_running + 1, 2, dtype=torch.int64, device=device)  # top_k, seed
@@ -96,30 +99,31 @@ class State:
 
     def enter(self, row: int, pages: Sequence[int], how: Sampling) -> None:
         """Give a row to a request whose prompt comes next."""
-        table = [*pages, *self._blank[len(pages) :]]
-        self.table[row].copy_(upload(table, torch.int32, self.device), non_blocking=True)
+        table = upload([*pages, *self._blank[len(pages) :]], torch.int32, self.device)
+        self.table[row].copy_(table)
+        self._slots[row].copy_(self._slots_of(table).flatten())
+        self.lengths[row].zero_()
         whole = [how.top_k, sampling.signed(how.seed)]
-        self._whole[row].copy_(upload(whole, torch.int64, self.device), non_blocking=True)
-        self._real[row].copy_(upload([how.temperature, how.top_p], torch.float64, self.device), non_blocking=True)
+        self._whole[row].copy_(upload(whole, torch.int64, self.device))
+        self._real[row].copy_(upload([how.temperature, how.top_p], torch.float64, self.device))
 
     def rows(self, lanes: Tensor, rows: int) -> Rows:
         """Return places for `rows` rows after the cached tokens of `lanes` [b] int32; lengths do not change."""
         wide = lanes.long()
         lengths = self.lengths[wide]
-        places = lengths[:, None] + torch.arange(rows, dtype=torch.int32, device=self.device)
+        places = lengths[:, None] + self._steps[:rows]
         write = self.slots(wide[:, None], places)
         paged = Paged(self.table, lanes, lengths, self.page_size)
         return Rows(wide, paged, rows, places.flatten(), write.flatten())
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
-        """Return the KV slots, int32, of positions in the tables of `rows` int64, which broadcast."""
-        return self.table[rows, positions // self.page_size] * self.page_size + positions % self.page_size
+        """Return the KV slots, int32, of positions of requests in `rows` int64, which broadcast."""
+        return self._slots[rows, positions]
 
-    def advance(self, lanes: Tensor, lengths: Tensor, roots: Tensor) -> None:
-        """Set length and newest token [b] of `lanes` [b] int64; the row of nobody stays as it is."""
-        nobody = lanes == self.nobody
-        self.lengths.index_copy_(0, lanes, lengths.to(torch.int32).masked_fill(nobody, 0))
-        self.roots.index_copy_(0, lanes, roots.masked_fill(nobody, 0))
+    def grow(self, lanes: Tensor, counts: Tensor) -> None:
+        """Keep `counts` [b] more rows of `lanes` [b] int64; nobody's length stays 0."""
+        self.lengths.index_add_(0, lanes, counts.to(torch.int32))
+        self.lengths[self.nobody].zero_()
 
     def draws(self, lanes: Tensor, style: Style) -> sampling.Batch | None:
         """Return how `lanes` [b] int64 sample, None when all are greedy."""
@@ -135,6 +139,9 @@ class State:
             any_greedy=True,  # the row of nobody is
             any_limited=style is Style.LIMITED,
         )
+
+    def _slots_of(self, pages: Tensor) -> Tensor:
+        return pages[..., None] * self.page_size + self._steps[: self.page_size]
 
 
 def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
