@@ -24,12 +24,14 @@ POOL = 20_000  # points held at once; of a larger or continuous space, as many a
 
 @dataclass(frozen=True)
 class Observation:
-    """One launch. `values`: one per objective, None after a crash; `broken`: one per constraint, at most 0 if met."""
+    """One launch. `values`: one per objective, None after a crash; `broken`: one per constraint, at most 0 if met;
+    `scatter`: the standard deviation of each value, 0 where it is not known."""
 
     key: str
     assignment: Assignment
     values: tuple[float, ...] | None
     broken: tuple[float, ...] = ()
+    scatter: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ class Costs:
     crashed: Array  # (n,), 1.0 where it crashed
     values: Array  # (measured, objectives), logarithms where all are positive
     broken: Array  # (measured, constraints)
+    scatter: Array  # (measured, objectives), standard deviations of values
     measured: tuple[int, ...] = field(default=())
 
     @classmethod
@@ -150,12 +153,16 @@ class Costs:
         measured = tuple(index for index, row in enumerate(rows) if row.values is not None)
         raw = np.array([rows[index].values for index in measured], dtype=np.float64)
         raw = raw.reshape(len(measured), len(view.objectives))
+        broken = np.array([rows[index].broken for index in measured], dtype=np.float64)
+        constraints = len(rows[measured[0]].broken) if measured else 0
         columns = [_cost(raw[:, index], objective.goal) for index, objective in enumerate(view.objectives)]
+        scatter = np.array([rows[index].scatter or [0.0] * raw.shape[1] for index in measured], dtype=np.float64)
         return cls(
             x=view.pool.encoder.matrix([row.assignment for row in rows]),
             crashed=np.array([float(row.values is None) for row in rows]),
             values=np.stack(columns, axis=1),
-            broken=np.array([rows[index].broken for index in measured], dtype=np.float64).reshape(len(measured), -1),
+            broken=broken.reshape(len(measured), constraints),
+            scatter=scatter.reshape(raw.shape) / np.where((raw > 0).all(axis=0), np.abs(raw) + 1e-300, 1.0),
             measured=measured,
         )
 

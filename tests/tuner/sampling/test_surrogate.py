@@ -89,6 +89,15 @@ def test_a_word_is_not_given_up_after_one_crash(boxes: Game) -> None:
     assert untested(brain.view(4)) is None
 
 
+def test_guesses_outlive_a_first_launch_that_crashes(boxes: Game) -> None:
+    guessed = Pool(boxes.space, boxes.pool.assignments, np.zeros((len(boxes.pool.assignments), 2)))
+    brain = Brain(boxes.space, boxes.table.refusals, pool=guessed)
+    crashing = next(row for row in boxes.table.rows if row.record.state == "failed")
+    brain.tell(measured_again(crashing, 0, np.random.default_rng(0)))
+    assert brain.prior(1) == "believed"
+    assert brain.ask(1) is not None
+
+
 def test_gains_are_counted_from_behind_the_front() -> None:
     front = np.array([[0.0, 1.0], [1.0, 0.0]])
     worst = np.array([[5.0, 5.0]])
