@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
+import time
+from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, passing_tests
 
 OUT = RESULTS / "search.json"
+CONTROLLER_MB = 200
 
 
 def studies() -> dict[str, Any]:
     """`python -m benchmarks.search --full`, resumable: every claim of it."""
-    OUT.unlink(missing_ok=True)  # a run that breaks down must not leave an earlier one's claims
-    subprocess.run([sys.executable, "-m", "benchmarks.search", "--full", "--json", str(OUT)], cwd=ROOT, check=False)
+    command = [sys.executable, "-m", "benchmarks.search", "--full", "--json", str(OUT)]
+    done = subprocess.run(command, cwd=ROOT, check=False)
+    # Any other status is a run that broke down, and the file an earlier one's.
+    assert done.returncode in (0, 1), f"the benchmark ended with status {done.returncode}"
     document = json.loads(OUT.read_text())
     cells = document["cells"]
     assert cells["done"] == cells["wanted"], f"{cells['done']} of {cells['wanted']} studies are done"
@@ -31,4 +37,27 @@ def unit_tests() -> dict[str, Any]:
     return passing_tests(*(f"tests/tuner/{name}" for name in (*files, *more)))
 
 
-STEPS = {"unit tests": unit_tests, "studies": studies}
+def controller() -> dict[str, Any]:
+    """A real search: the controller's memory at its highest, and whether it ever held torch."""
+    most, torch = 0, False
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["search", "search_spaces/bundled.yaml", "--results", folder, "--trials", "3", "--yes"]
+        with subprocess.Popen([sys.executable, "-m", "tuner", *words], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+            here = Path(f"/proc/{process.pid}")
+            while process.poll() is None:
+                most = max(most, high_water(here))
+                torch |= "libtorch" in (here / "maps").read_text()
+                time.sleep(0.2)
+    assert process.returncode == 0, f"the search ended with status {process.returncode}"
+    assert not torch, "the controller loaded torch"
+    assert 0 < most <= CONTROLLER_MB * 1024, f"the controller took {most / 1024:.0f} MB"
+    return {"controller_mb": round(most / 1024)}
+
+
+def high_water(process: Path) -> int:
+    """Return the most memory that a process has held, KiB; 0 when it has just ended."""
+    lines = (process / "status").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+
+
+STEPS = {"unit tests": unit_tests, "controller": controller, "studies": studies}

@@ -142,7 +142,13 @@ class Brain:
             if record.state == "measured":
                 self._curves.append({level.concurrency: level for level in record.levels})
             self._observations.append(
-                Observation(key, assignment, None if values is None else tuple(values), tuple(broken))
+                Observation(
+                    key,
+                    assignment,
+                    values=None if values is None else tuple(values),
+                    broken=tuple(broken),
+                    scatter=self._scatter(record),
+                )
             )
         if record.role not in ("baseline", "search"):
             self._running.pop(key, None)
@@ -171,6 +177,14 @@ class Brain:
         found = objectives_of(record, self._space)
         values = [value for value in found if value is not None]
         return values if len(values) == len(found) else None
+
+    def _scatter(self, record: TrialRecord) -> tuple[float, ...]:
+        """Return the standard deviation of each objective as its interval tells it, 0 where it has none."""
+        found = []
+        for objective in self._objectives:
+            level = record.level(objective.level(self._space.levels))
+            found.append(0.0 if level is None else level.deviation(objective.metric))
+        return tuple(found)
 
     def _expected(self, record: TrialRecord) -> list[float] | None:
         """Return the values that a candidate would probably have had whose other levels a race left out."""

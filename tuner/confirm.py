@@ -54,6 +54,7 @@ def contenders(space: Space, records: Sequence[TrialRecord], objective: Objectiv
     """
     assignments: list[Assignment] = []
     costs: list[float] = []
+    scatter: list[float] = []
     broken: dict[str, list[tuple[float, ...]]] = {}
     failed: set[str] = set()
     for record in records:
@@ -63,14 +64,15 @@ def contenders(space: Space, records: Sequence[TrialRecord], objective: Objectiv
         key = key_of(assignment)
         level = record.level(load)
         value = level.metrics.get(objective.metric) if level is not None else None
-        if record.state != "measured" or value is None or value <= 0:
+        if record.state != "measured" or level is None or value is None or value <= 0:
             failed.add(key)
             continue
         assignments.append(assignment)
         costs.append(math.log(value) if objective.goal == "min" else -math.log(value))
+        scatter.append(level.deviation(objective.metric) / value)
         broken.setdefault(key, []).append(violations(record.levels, space.file.constraints))
     kept = {key for key, rows in broken.items() if key not in failed and _holds(rows)}
-    return _judged(space, assignments, np.array(costs), kept or set(broken) - failed)
+    return _judged(space, assignments, np.array(costs), np.array(scatter), kept or set(broken) - failed)
 
 
 def _holds(rows: Sequence[tuple[float, ...]]) -> bool:
@@ -78,7 +80,9 @@ def _holds(rows: Sequence[tuple[float, ...]]) -> bool:
     return all(sum(column) <= 0 for column in zip(*rows, strict=True))
 
 
-def _judged(space: Space, assignments: list[Assignment], costs: Array, kept: set[str]) -> list[Contender]:
+def _judged(
+    space: Space, assignments: list[Assignment], costs: Array, scatter: Array, kept: set[str]
+) -> list[Contender]:
     keys = [key_of(assignment) for assignment in assignments]
     unique = {key: index for index, key in enumerate(keys) if key in kept}
     if not unique:
@@ -89,7 +93,7 @@ def _judged(space: Space, assignments: list[Assignment], costs: Array, kept: set
     else:
         encoder = Encoder(space.domains)
         x = encoder.matrix(assignments)
-        means, sds = fit(x, costs, encoder.groups).predict(x[rows])
+        means, sds = fit(x, costs, encoder.groups, scatter=scatter).predict(x[rows])
     found = [
         Contender(key, assignments[row], keys.count(key), float(mean), float(sd))
         for key, row, mean, sd in zip(unique, rows, means, sds, strict=True)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tuner.space.model import Objective
 
 SCHEMA = 1
+NORMAL_95 = 1.96  # standard deviations from the mean to an end of a 95 % interval
 
 Role = Literal["baseline", "search", "repeat", "confirm", "policy", "calibration"]
 State = Literal["measured", "failed", "pruned", "infeasible"]
@@ -374,6 +375,11 @@ class Level(Record):
             if low > high:
                 raise ValueError(f"the interval of {name} is empty: {low:g} to {high:g}")
         return self
+
+    def deviation(self, metric: str) -> float:
+        """Return the standard deviation of a metric as its 95 % interval tells it, 0 where it has none."""
+        low, high = self.intervals.get(metric, (0.0, 0.0))
+        return (high - low) / (2 * NORMAL_95)
 
 
 class Failure(Record):

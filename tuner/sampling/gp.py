@@ -2,7 +2,7 @@
 
 Kernel: Matérn 5/2 with one length scale per domain (Rasmussen & Williams 2006, eq. 4.17), once over all domains
 together and once over each by itself, added up (Duvenaud et al. 2011): logarithms of speeds are mostly sums of what
-each knob does, and a sum is learnt from few launches. Plus noise that may be larger for some observations.
+each knob does, and a sum is learnt from few launches. Plus noise: known, and fitted.
 Hyperparameters maximise the marginal likelihood times broad log-normal priors, by L-BFGS with exact gradients from
 the priors' means: the same observations give the same model, in whatever order they came and whatever was fitted
 before.
@@ -80,7 +80,7 @@ class Gp:
     lengths: Array  # length scale of every domain
     signal: float
     own: float
-    noise: float  # variance of an observation of weight 1, in scaled units
+    noise: float  # variance of an observation beyond what is known of it, in scaled units
     factor: Array  # lower Cholesky factor of the covariance
     weights: Array  # covariance⁻¹ · scaled targets
     mean: float
@@ -135,7 +135,7 @@ def fit(
     groups: Sequence[int],
     *,
     prior: Prior = Prior(),
-    loads: Array | None = None,
+    scatter: Array | None = None,
     center: float | None = None,
 ) -> Gp:
     """Fit a process to observations.
@@ -144,24 +144,24 @@ def fit(
         x: coordinates, (n, c).
         y: targets, (n,).
         groups: the domain of each coordinate; a domain has one length scale.
-        loads: how much more variance than usual each observation's noise has; default 1.
+        scatter: the standard deviation that each observation is known to have; noise that is fitted comes on top.
         center: what is expected far from data; default the mean.
     """
     mean = float(y.mean()) if center is None else center
     spread = float(np.sqrt(np.mean((y - mean) ** 2))) or 1.0
     target = (y - mean) / spread
-    extra = np.ones(len(y)) if loads is None else loads
+    known = np.zeros(len(y)) if scatter is None else (scatter / spread) ** 2
     coordinates = members(groups)
     squared = np.array([_squared(x[:, each]) for each in coordinates]).reshape(len(coordinates), len(y), len(y))
     start, _ = prior.of(len(coordinates))
     found = minimize(
-        _objective, start, (squared, target, extra, prior), jac=True, method="L-BFGS-B", options={"maxiter": 30}
+        _objective, start, (squared, target, known, prior), jac=True, method="L-BFGS-B", options={"maxiter": 30}
     )
     theta = np.exp(np.clip(np.asarray(found.x), -12, 8))
     lengths, signal, own, noise = theta[:-3], float(theta[-3]), float(theta[-2]), float(theta[-1])
     scaled = squared / lengths[:, None, None] ** 2
     covariance = matern(np.sqrt(scaled.sum(0)), signal) + matern(np.sqrt(scaled), own).sum(0)
-    factor = cholesky(covariance + np.diag(noise * extra + JITTER), lower=True)
+    factor = cholesky(covariance + np.diag(known + noise + JITTER), lower=True)
     weights = np.asarray(cho_solve((factor, True), target))
     return Gp(x, coordinates, lengths, signal, own, noise, factor, weights, mean, spread)
 
@@ -171,7 +171,7 @@ def _squared(columns: Array) -> Array:
     return np.asarray((difference**2).sum(-1))
 
 
-def _objective(theta: Array, squared: Array, y: Array, extra: Array, prior: Prior) -> tuple[float, Array]:
+def _objective(theta: Array, squared: Array, y: Array, known: Array, prior: Prior) -> tuple[float, Array]:
     """Return the negative log posterior of log hyperparameters, and its gradient. `squared`: (domains, n, n)."""
     means, spreads = prior.of(len(squared))
     away = (theta - means) / spreads
@@ -182,7 +182,7 @@ def _objective(theta: Array, squared: Array, y: Array, extra: Array, prior: Prio
     decay, decays = np.exp(-joint), np.exp(-single)
     together = signal * (1 + joint + joint**2 / 3) * decay
     alone = own * ((1 + single + single**2 / 3) * decays).sum(0)
-    factor = cholesky(together + alone + np.diag(noise * extra + JITTER), lower=True, check_finite=False)
+    factor = cholesky(together + alone + np.diag(known + noise + JITTER), lower=True, check_finite=False)
     inverse = cho_solve((factor, True), np.eye(len(y)), check_finite=False)
     alpha = inverse @ y
     value = 0.5 * float(y @ alpha) + float(np.log(np.diag(factor)).sum())
@@ -192,5 +192,5 @@ def _objective(theta: Array, squared: Array, y: Array, extra: Array, prior: Prio
     gradient[:-3] = 0.5 * np.einsum("gij,gij,ij->g", slope, each, outer)
     gradient[-3] = 0.5 * float((outer * together).sum())
     gradient[-2] = 0.5 * float((outer * alone).sum())
-    gradient[-1] = 0.5 * noise * float((np.diag(outer) * extra).sum())
+    gradient[-1] = 0.5 * noise * float(np.trace(outer))
     return value + 0.5 * float(away @ away), gradient + away / spreads

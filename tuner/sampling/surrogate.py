@@ -24,7 +24,7 @@ from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Array, numeric
 from tuner.sampling.gp import Prior, Rows, distances, fit
 from tuner.sampling.guesses import calibrate
-from tuner.space import Assignment, Choices
+from tuner.space import Assignment, FloatRange
 
 CRASH_PRIOR = Prior(length=(-0.2, 0.6), signal=(0.0, 0.7), noise=(-4.0, 0.7))
 BOLD, CAREFUL = 2.0, 8.0  # power of the chance to run, while few launches crashed and once too many did
@@ -43,15 +43,17 @@ class Surrogate:
     `startup`: launches before anything is modelled, `guided` where a prior gives a first guess. `tolerated`: share of
     crashes that is a fair price for what they teach. `least` and `noisy`: gains that do not count, in log units and
     in standard deviations of a measurement; without them a search ends up comparing points that differ by noise.
-    `fairness`: every so many launches a word that never ran gets another chance (`untested`).
+    `fairness`: every so many launches a value that never ran gets another chance (`untested`); `ends`: every so many
+    push one end of the front alone, each in its turn.
     """
 
     startup: int = 8
     guided: int = 4
     tolerated: float = 0.06
     least: float = 0.01
-    noisy: float = 0.25
+    noisy: float = 0.6
     fairness: int = 3
+    ends: int = 4
     repeats: ClassVar[Repeats] = "never"
     forgets_failures: ClassVar[bool] = False
     kind: ClassVar[str] = "surrogate"
@@ -95,17 +97,20 @@ class Surrogate:
         known = costs.x[list(costs.measured)]
         ahead, behind = trusted(view, costs, allowed)
         rest = costs.values - behind
-        models = [fit(known, rest[:, column], groups) for column in range(rest.shape[1])]
+        scatter = costs.scatter
+        models = [fit(known, rest[:, c], groups, scatter=scatter[:, c]) for c in range(rest.shape[1])]
         means, sds = _stack([model.predict(x) for model in models])
         told, _ = _stack([model.predict(known) for model in models])
         means, told = means + ahead, told + behind
         good = told[feasible] if feasible.any() else told
         chance = self.chance_to_run(costs, groups, x) * _chance_to_hold(costs, known, groups, x)
-        margin = np.array([max(self.least, self.noisy * model.noise_sd) for model in models])
+        noise = np.hypot([model.noise_sd for model in models], np.median(scatter, axis=0))
+        margin = np.maximum(self.least, self.noisy * noise)
         reference = reference_of(good)
-        axis = view.number % (2 * len(view.objectives))
-        if axis % 2:  # every other launch pushes one end of the front: recommendations are ends
-            end = slice(axis // 2, axis // 2 + 1)
+        turn, pushed = divmod(view.number, self.ends)
+        if pushed == self.ends - 1:  # recommendations are ends of the front
+            axis = turn % len(view.objectives)
+            end = slice(axis, axis + 1)
             good, margin, reference, means, sds = good[:, end], margin[end], reference[end], means[:, end], sds[:, end]
         gain = expected_improvement(good - margin, reference, means, sds)
         power = BOLD if costs.crashed.sum() <= self.tolerated * len(costs.crashed) else CAREFUL
@@ -124,8 +129,9 @@ class Surrogate:
 def untested(view: View) -> Words | None:
     """Return a choice that never ran together with the leader's kind of draft; None when all did, or failed often.
 
-    Two early crashes can share a word that was not their cause, and a model that blames it never looks again. So a
-    word is given up only after three failures, each as unlike the earlier ones as can be.
+    Two early crashes can share a value that was not their cause, and a model that blames it never looks again. So a
+    value is given up only after three failures, each as unlike the earlier ones as can be. Words are tried if nobody
+    did; of numbers, those that failed.
     """
     measured = [o for o in view.observations if o.values is not None]
     if not measured:
@@ -134,12 +140,15 @@ def untested(view: View) -> Words | None:
     leader = min(measured, key=lambda o: sign * o.values[-1] if o.values else 0.0)
     kind = {KIND: canonical(leader.assignment[KIND])} if KIND in leader.assignment else {}
     for domain in view.pool.space.domains:
-        if not isinstance(domain, Choices) or numeric(domain):
+        if isinstance(domain, FloatRange):
             continue
+        least = 1 if numeric(domain) else 0  # a number that nobody tried lies between or beside others
         for choice in domain.values:
             words = kind | {domain.path: canonical(choice)}
             ran = [o.values is not None for o in view.observations if _has(o.assignment, words)]
-            if not any(ran) and len(ran) < GIVEN_UP and any(_has(a, words) for a in view.pool.assignments):
+            if any(ran) or not least <= len(ran) < GIVEN_UP:
+                continue
+            if any(_has(a, words) for a in view.pool.assignments):
                 return words
     return None
 
@@ -183,6 +192,7 @@ def believe(view: View, costs: Costs) -> Costs:
         crashed=np.concatenate([costs.crashed, np.zeros(len(x))]),
         values=np.concatenate([costs.values, means]),
         broken=np.concatenate([costs.broken, np.zeros((len(x), costs.broken.shape[1]))]),
+        scatter=np.concatenate([costs.scatter, np.zeros_like(means)]),
         measured=(*costs.measured, *range(start, start + len(x))),
     )
 
