@@ -181,13 +181,15 @@ def ending(outcome: Outcome, space: Space, folder: StudyFolder) -> RenderableTyp
 def summary(records: Sequence[TrialRecord]) -> str:
     """Return how many trials came to what."""
     launches = [record for record in records if record.state != "infeasible"]
-    measured = sum(r.state == "measured" and r.role in ("baseline", "search", "policy") for r in launches)
+    measured = sum(r.state == "measured" and r.role in ("baseline", "search") for r in launches)
     raced = [record.raced for record in launches if record.raced is not None]
     failed = [record for record in launches if record.failure is not None]
     again = sum(record.role in ("confirm", "repeat") for record in launches)
     words = [f"{measured} configuration{'' if measured == 1 else 's'} measured"]
     if again:
         words.append(f"{again} of them again")
+    if any(record.role == "policy" for record in launches):
+        words.append("a policy launched")
     if out := sum(each.out for each in raced):
         words.append(f"{out} raced out after one load")
     if raced:
