@@ -259,7 +259,7 @@ def record(folder: Path, space: Path, out: Path, commit: str | None) -> None:
         found[part] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     write(out, found)
     written = json.loads(out.read_text(encoding="utf-8"))
-    names = (str(folder), str(out.parent), str(commands_file().parent), str(ROOT), str(Path.home()))
+    names = (str(folder), str(out.parent), str(commands_file().parent), str(ROOT), str(Path.home()), sys.prefix)
     out.write_text(json.dumps(without_paths(written, names), indent=1) + "\n", encoding="utf-8")
 
 
