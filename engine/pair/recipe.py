@@ -41,6 +41,7 @@ class Recipe:
     scored_tokens: int  # of the held-out packages, at most
     window: int  # tokens of a target training window
     batch: int  # windows a step
+    warmup: int  # steps in which the rates rise, in the target's stage and in the drafter's
     target_lr: tuple[float, float]  # matrices (Muon), the rest (AdamW)
     antiloop_share: float  # of the target stage's time
     antiloop_batch: int  # windows a step while loops are trained away
@@ -115,6 +116,7 @@ FULL = Recipe(
     scored_tokens=2_000_000,
     window=1024,
     batch=128,
+    warmup=100,
     target_lr=(0.02, 0.004),
     antiloop_share=0.2,
     antiloop_batch=64,
@@ -139,20 +141,22 @@ SMOKE = replace(
     draft=draft_config(SMOKE_TARGET, layers=2, intermediate=160, taps=(0, 1, 2), block=16),
     held_out=("asyncio", "email"),
     stdlib_only=True,
-    corpus_bytes=3_000_000,
+    corpus_bytes=1_500_000,
     compared_vocab=0,
     workload="prompts.json",
     prompts=20,
-    minutes=(0.34, 0.05, 0.47, 0.03),
-    scored_tokens=50_000,
-    window=256,
-    batch=4,
+    minutes=(0.29, 0.1, 0.34, 0.11),
+    scored_tokens=20_000,
+    window=192,
+    batch=2,  # small steps, many of them: a minute is short of steps, not of text
+    warmup=20,
     antiloop_share=0.0,  # a target of this size loops whatever is done
     antiloop_batch=4,
     antiloop_rows=8,
-    shapes=(Shape(96, 160, 32, 1.0, 512),),
-    draft_rows=4,
-    blocks=((4, 1), (8, 2), (12, 2), (16, 2)),
+    shapes=(Shape(96, 96, 64, 1.0, 2000),),
+    draft_rows=2,
+    blocks=((4, 4), (8, 4), (16, 2)),
+    gamma=4.0,
     layer_weights=(0.5, 1.0),
 )
 RECIPES = {"full": FULL, "smoke": SMOKE}

@@ -321,6 +321,8 @@ def main(argv: list[str] | None = None) -> int:
         parser.error("the full pair needs a CUDA GPU; --smoke trains on a CPU")
     device = torch.device("cpu" if args.smoke else "cuda")
     recipe = RECIPES["smoke" if args.smoke else "full"]
+    if args.smoke:
+        torch.set_num_threads(1)  # matrices this small gain little from more, and collapse beside a busy process
     args.out.mkdir(parents=True, exist_ok=True)
     run = Run(recipe, args.out, args.work, args.seed, device)
     for stage in STAGES if args.stage == "all" else (args.stage,):

@@ -161,7 +161,7 @@ def train_drafter(
         with precision(device):
             loss, expected = cost(rows, features, anchors)
         loss.backward()
-        optimiser.step(trapezoid(clock.fraction(), step, 100, 0.4))
+        optimiser.step(trapezoid(clock.fraction(), step, recipe.warmup, 0.4))
         step, blocks = step + 1, blocks + count * layout.blocks
         if step % 20 == 1:
             accept = expected.item()

@@ -88,7 +88,7 @@ def train_target(
         with precision(device):
             loss = loss_of(target, windows(stream, recipe.batch, recipe.window + 1, generator))
         loss.backward()
-        optimiser.step(trapezoid(pretraining.fraction(), step, 100, 0.4, floor=ANTILOOP_LR))
+        optimiser.step(trapezoid(pretraining.fraction(), step, recipe.warmup, 0.4, floor=ANTILOOP_LR))
         step += 1
         if step % 20 == 0:
             last = loss.item()  # also keeps the host from running far ahead of the device
