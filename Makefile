@@ -46,7 +46,7 @@ PROOFS := pair engine main decoding load lifecycle search dashboard
 .PHONY: $(addprefix proof-,$(PROOFS))
 
 proof-pair: $(VENV)/.dev
-	$(BIN)/python -m engine.pair.evaluate --proof benchmarks/proofs/pair.json
+	$(BIN)/python -m benchmarks.proof pair
 
 proof-engine: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.proof engine

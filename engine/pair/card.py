@@ -94,8 +94,8 @@ def _parameters(folder: Path) -> int:
 def _thresholds(result: dict[str, Any], training: dict[str, Any], folder: Path) -> str:
     size = sum(file.stat().st_size for n in ("target", "draft") for file in (folder / n).glob("*.safetensors"))
     lines = ["### Against the project's bounds", "", "| check | measured | bound | holds |", "|" + " --- |" * 4]
-    for row in checks(result, training, size):
-        lines.append(f"| {row['check']} | {row['measured']:.4g} | {row['bound']} | {'yes' if row['holds'] else 'NO'} |")
+    for check in checks(result, training, size):
+        lines.append(f"| {check.name} | {check.measured:.4g} | {check.bound} | {'yes' if check.holds else 'NO'} |")
     return "\n".join(lines) + "\n"
 
 

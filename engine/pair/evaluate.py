@@ -213,7 +213,7 @@ def read_training(folder: Path) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse, measure, print; with ``--proof`` check the thresholds as well."""
+    """Parse, measure, print."""
     parser = argparse.ArgumentParser(prog="python -m engine.pair.evaluate", description=__doc__)
     parser.add_argument("--target", type=Path, default=TARGET)
     parser.add_argument("--draft", type=Path, default=DRAFT)
@@ -223,7 +223,6 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--dtype", choices=sorted(DTYPES), default="bfloat16")
     parser.add_argument("--chain-only", action="store_true", help="no trees: much quicker")
     parser.add_argument("--json", type=Path, help="write every number here")
-    parser.add_argument("--proof", type=Path, help="check the thresholds and write the proof here")
     args = parser.parse_args(argv)
     target = load_target(args.target, DTYPES[args.dtype], args.device)
     drafter = load_drafter(args.draft, DTYPES[args.dtype], args.device)
@@ -238,10 +237,6 @@ def main(argv: list[str] | None = None) -> int:
     print(report(result, read_training(args.target)))
     if args.json:
         args.json.write_text(json.dumps(as_json(result), indent=1) + "\n", encoding="utf-8")
-    if args.proof:
-        from engine.pair.proof import prove  # the proof alone needs transformers
-
-        return prove(args.proof, args.target, args.draft, result, prompts, sys.argv if argv is None else argv)
     return 0
 
 

@@ -149,8 +149,8 @@ def test_evaluation_survives_its_json(target: Target, drafter: Drafter, prompts:
     path = tmp_path / "evaluation.json"
     path.write_text(json.dumps(as_json(result)))
     assert report(read_result(path), {}) == report(result, {})
-    verdicts = {row["check"]: row for row in checks(result, {}, weight_bytes=20_000_001)}
-    assert not verdicts["weights, bytes"]["holds"]
+    verdicts = {check.name: check for check in checks(result, {}, weight_bytes=20_000_001)}
+    assert not verdicts["weights, bytes"].holds
     chain = next(c for c in result["cells"] if (c.block, c.depth, c.nodes, c.temperature) == (16, 2, CHAIN, 0.0))
-    assert verdicts["accept length, block 16, greedy"]["measured"] == chain.accept.weighted
+    assert verdicts["accept length, block 16, greedy"].measured == chain.accept.weighted
     assert chain.with_loops.requests >= chain.accept.requests
