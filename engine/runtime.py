@@ -46,6 +46,9 @@ from engine.speculate import Engine
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
 DUMMY_SEED = 0
+# Kernels that oneDNN keeps, one a layer shape and row count; it reads this at its first product. Its own 1024 are not
+# enough for trees that grow: they meet many row counts, and a kernel that was dropped costs as much as a round.
+CPU_KERNELS = 8192
 
 
 @dataclass(frozen=True)
@@ -136,6 +139,7 @@ def build(plan: Plan) -> Runtime:
     """
     config, device = plan.config, plan.device
     torch.set_num_threads(plan.threads)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CPU_KERNELS))
     dtype = DTYPES[config.model.dtype]
     max_len = config.model.max_len or plan.shape.longest
     rows = config.reserved_rows
