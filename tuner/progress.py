@@ -80,7 +80,8 @@ class Watcher:
             return
         levels = "  ".join(f"c={level.concurrency} {self._level(level)}" for level in record.levels)
         took = format_duration(sum(record.seconds.values()))
-        self._say(f"{head} {levels}  ({took})")
+        out = "; raced out: beaten whatever its other loads bring" if record.raced and record.raced.out else ""
+        self._say(f"{head} {levels}  ({took}{out})")
 
     def note(self, text: str) -> None:
         """Print a line."""

@@ -84,6 +84,7 @@ def test_show(study: Path) -> None:
     shown = tuner("show", "results/small", "0", cwd=study)
     assert "Trial 0: baseline, measured: none" in shown.stdout
     assert "memory.max_running" in shown.stdout
+    assert "c=1: 10.00 ms a round × 1.00 tokens = 10.00 ms a token" in shown.stdout
     assert json.loads(tuner("show", "results/small", "0", "--json", cwd=study).stdout)["role"] == "baseline"
     absent = tuner("show", "results/small", "99", cwd=study)
     assert absent.returncode == 2
@@ -94,6 +95,9 @@ def test_pick(study: Path) -> None:
     best = tuner("pick", "results/small", "--load", "1", cwd=study)
     assert best.returncode == 0
     assert "Recommended at 1 requests in flight" in best.stdout
+    assert "Why: c=1: " in best.stdout
+    assert "Next best: trial " in best.stdout
+    assert "Policy by requests in flight" in best.stdout
     unmet = tuner("pick", "results/small", "--slo", "tpot_ms_p50<0.1", cwd=study)
     assert unmet.returncode == 3
     assert "does not meet the limits" in unmet.stdout
@@ -111,6 +115,11 @@ def test_export(study: Path, tmp_path: Path) -> None:
     written = tuner("export", "results/small", "--load", "1", "-o", str(path), cwd=study)
     assert str(path) in written.stdout
     assert load_launch(path).entries[0].config.draft.kind == "dflash"
+    journal = tmp_path / "optuna.journal"
+    written = tuner("export", "results/small", "--format", "optuna-journal", "-o", str(journal), cwd=study)
+    assert f"optuna-dashboard {journal}" in written.stdout
+    assert journal.stat().st_size > 1000
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_report_is_written_where_asked(study: Path, tmp_path: Path) -> None:

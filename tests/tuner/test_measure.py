@@ -19,6 +19,8 @@ from tuner.measure import (
     MIN_SAMPLE,
     PERCENTILES,
     Batch,
+    ClosedLoop,
+    Joined,
     OpenLoop,
     accept_length,
     chunk_gaps_ms,
@@ -326,3 +328,15 @@ def test_a_late_client_says_so(lag: float, sent_late: float, bound: bool) -> Non
     assert found.limit_ms == pytest.approx(10.0)
     assert found.lag_ms_p99 == pytest.approx(1e3 * max(lag, sent_late))
     assert client_error([FAILED], [1.0]).bound is False
+
+
+def test_windows_of_unequal_length_count_by_their_length() -> None:
+    def level_with(seconds: tuple[float, ...]) -> float:
+        one, other = [trace(0.0, (1.0, 1))] * 2, [trace(0.0, (2.0, 1))] * 6
+        rate = Joined((2, 6), ClosedLoop(1), seconds)
+        found = rate.per_second([*one, *other], [1.0] * 8)
+        assert found.value is not None
+        return found.value
+
+    assert level_with((1.0, 3.0)) == pytest.approx((1.0 * 1 + 0.5 * 3) / 4)
+    assert level_with(()) == level_with((2.0, 2.0)) == pytest.approx(0.75)

@@ -46,7 +46,9 @@ class Timeline:
             case "end":
                 self._close(event)
                 if event.level is not None and event.data is not None:
-                    self.levels.append(Level.model_validate(event.data))
+                    level = Level.model_validate(event.data)
+                    self.levels = [each for each in self.levels if each.concurrency != level.concurrency]
+                    self.levels.append(level)  # measured longer, it takes the place of its short window
             case "record":
                 self.end = event.time
                 self._close_all(event.time)
