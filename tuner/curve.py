@@ -71,16 +71,17 @@ async def measure_curve(bench: Bench, journal: Journal) -> Curve:
             return Curve(tuple(levels.values()), level)
         levels[concurrency] = level
         if race is not None and len(levels) == 1 and is_out(level, race):
-            return Curve((level,), raced=_saved(spec, levels, out=len(spec.levels) > 1))
+            return Curve((level,), raced=_saved(spec, levels, () if split else (concurrency,)))
     if race is None or not split:
         return Curve(tuple(levels.values()))
-    for concurrency in _worth_more(levels, race):
+    longer = _worth_more(levels, race)
+    for concurrency in longer:
         rest = _rest(spec.workload, levels[concurrency].seconds or 0.0)
         level = await _level(bench, journal, stretches[concurrency], rest)
         if isinstance(level, Remains):
             return Curve(tuple(levels.values()), level)
         levels[concurrency] = level
-    return Curve(tuple(levels.values()), raced=_saved(spec, levels, out=False))
+    return Curve(tuple(levels.values()), raced=_saved(spec, levels, longer))
 
 
 def _short(workload: Workload) -> Workload:
@@ -102,12 +103,13 @@ def _worth_more(levels: dict[int, Level], race: Race) -> list[int]:
     return sorted({axis.level for axis in race.axes} & levels.keys())
 
 
-def _saved(spec: TrialSpec, levels: dict[int, Level], *, out: bool) -> Raced | None:
-    """Return what the race left out, None where that is nothing."""
-    full = spec.workload.window * spec.workload.repeats
-    seconds = {c: levels[c].seconds or 0.0 if c in levels else 0.0 for c in spec.levels}
-    short = tuple(c for c in levels if seconds[c] < full)
-    saved = sum(max(0.0, full - spent) for spent in seconds.values())
+def _saved(spec: TrialSpec, levels: dict[int, Level], full: Sequence[int]) -> Raced | None:
+    """Return what the race left out, None where that is nothing. `full`: the levels measured in full."""
+    window = spec.workload.window * spec.workload.repeats
+    less = {c: levels[c].seconds or 0.0 if c in levels else 0.0 for c in spec.levels if c not in full}
+    short = tuple(c for c in less if c in levels and less[c] < window)
+    saved = sum(max(0.0, window - spent) for spent in less.values())
+    out = len(levels) < len(spec.levels)
     return Raced(out=out, short=short, saved_s=round(saved, 3)) if out or short else None
 
 

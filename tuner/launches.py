@@ -83,7 +83,7 @@ class Launcher:
             lease=LeaseRequest(gpus=self._gpus(planned), devices=devices, exclusive=not alone),
             reference=None if role == "baseline" else self._reference,
             peer=peer_of(records, config),
-            race=race_of(records, self._space) if role == "search" and file.strategy.race else None,
+            race=race_of(records, self._space, config.draft.kind) if role == "search" and file.strategy.race else None,
         )
 
     def _gpus(self, planned: Planned) -> int:

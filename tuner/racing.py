@@ -12,6 +12,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
+from tuner.labels import draft_kind
 from tuner.pick import THROUGHPUT
 from tuner.records import Axis as Axis
 from tuner.records import Level, Race, TrialRecord
@@ -19,6 +20,7 @@ from tuner.space import Space
 
 SHORT = 0.25  # of the full window
 LEAST = 4.0  # seconds; a shorter window has few requests as it is, and is not split
+ALIKE = 2  # curves of one kind of draft that tell how such curves rise with concurrency
 MOST = 400  # curves that a candidate races against, the latest
 SLACK = 0.05  # a candidate may be this much better at other levels than any curve seen so far suggests
 
@@ -74,15 +76,19 @@ def expected(axis: Axis, first: Level, curves: Sequence[Curve]) -> float | None:
     return value * statistics.median(ratio) if ratio else None
 
 
-def dominated(first: Level, curves: Sequence[Curve], axes: Sequence[Axis], *, least: int = 4) -> bool:
+def dominated(
+    first: Level, curves: Sequence[Curve], axes: Sequence[Axis], *, least: int = 4, like: Sequence[Curve] = ()
+) -> bool:
     """Tell whether a candidate is beaten whatever its other levels bring.
 
     It is when some measured curve is better on every axis, at the worse ends of its intervals, than the candidate
-    can still become. Nothing is stopped before `least` curves were measured.
+    can still become. Nothing is stopped before `least` curves were measured. `like`: those that rise as the
+    candidate does, from which its hopes are taken once there are enough.
     """
     if len(curves) < least:
         return False
-    hopes = [optimistic(axis, first, curves) for axis in axes]
+    rising = like if len(like) >= ALIKE else curves
+    hopes = [optimistic(axis, first, rising) for axis in axes]
     if any(hope is None for hope in hopes):
         return False
     return any(_beats(curve, axes, [hope for hope in hopes if hope is not None]) for curve in curves)
@@ -126,17 +132,18 @@ def window(full: float, *, touches: bool) -> float:
     return full if touches else SHORT * full
 
 
-def race_of(records: Sequence[TrialRecord], space: Space) -> Race:
-    """Return what the next candidate of a study races against: every curve measured, on the axes of the front and on
-    what is recommended by, throughput at the load of `pick`."""
+def race_of(records: Sequence[TrialRecord], space: Space, kind: str = "") -> Race:
+    """Return what a candidate with this kind of draft races against: every curve measured, on the axes of the front
+    and on what is recommended by, throughput at the load of `pick`."""
     file = space.file
     axes = Axis.of(file.objectives, space.levels)
     load = max(space.levels) if file.pick.load is None else file.pick.load
     if load in space.levels and not any((a.metric, a.level) == (THROUGHPUT, load) for a in axes):
         axes = (*axes, Axis(metric=THROUGHPUT, goal="max", level=load))
     names = {axis.metric for axis in axes}
-    measured = [record for record in records if record.state == "measured" and record.role != "calibration"]
-    return Race(axes=axes, curves=tuple(_thin(record, names) for record in measured[-MOST:]))
+    measured = [record for record in records if record.state == "measured" and record.role != "calibration"][-MOST:]
+    like = tuple(index for index, record in enumerate(measured) if draft_kind(record.config) == kind)
+    return Race(axes=axes, curves=tuple(_thin(record, names) for record in measured), like=like)
 
 
 def _thin(record: TrialRecord, names: set[str]) -> tuple[Level, ...]:
@@ -154,7 +161,8 @@ def _thin(record: TrialRecord, names: set[str]) -> tuple[Level, ...]:
 def is_out(first: Level, race: Race) -> bool:
     """Tell whether a candidate is beaten by its first level (`dominated`); one without intervals never is."""
     known = all(axis.metric in first.intervals for axis in race.axes)
-    return known and dominated(first, curves_of(race), race.axes)
+    curves = curves_of(race)
+    return known and dominated(first, curves, race.axes, like=[curves[index] for index in race.like])
 
 
 def curves_of(race: Race) -> list[Curve]:

@@ -294,6 +294,7 @@ class Race(Strict):
 
     axes: tuple[Axis, ...] = Field(min_length=1)
     curves: tuple[tuple[Level, ...], ...] = ()
+    like: tuple[NonNegativeInt, ...] = Field((), description="Curves of the same kind of draft: they rise alike.")
 
 
 class TrialSpec(Strict):

@@ -44,3 +44,9 @@ def test_what_was_not_measured_is_expected_to_rise_like_the_others() -> None:
     assert expected(AXES[1], level(1, 20, 50), KNOWN) == 50 * (7.0 + 1200 / 166) / 2
     assert expected(AXES[0], level(1, 20, 50), KNOWN) == 20
     assert expected(AXES[1], level(1, 20, 50), []) is None
+
+
+def test_hopes_are_taken_from_curves_of_the_same_kind_once_there_are_two() -> None:
+    steep = [*KNOWN, curve(19, 50, 1450)]
+    assert dominated(level(1, 20, 50, spread=0.03), steep, AXES, like=KNOWN[:2])
+    assert not dominated(level(1, 20, 50, spread=0.03), steep, AXES, like=KNOWN[:1])

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from engine.config import load_launch
+from engine.config import EngineConfig, load_launch
+from engine.estimate import gpu
 from tests.tuner.make import config, level, record
 from tests.tuner.spaces import SMOKE, SPACE, write
 from tests.tuner.test_study import Notes, begin, misbehave, run
@@ -23,7 +26,8 @@ from tuner.budget import confirmations, launched
 from tuner.confirm import Standing, next_to_confirm
 from tuner.errors import StudyError
 from tuner.policy_fit import verdict_of
-from tuner.records import TrialRecord, canonical
+from tuner.records import TrialRecord, canonical, config_dict
+from tuner.sampling.process import RemoteBrain
 from tuner.space import parse_space
 from tuner.study import outcome_of
 
@@ -162,6 +166,24 @@ def test_a_search_from_which_nothing_more_is_expected_ends_and_says_so(tmp_path:
 
 
 # ---------------------------------------------------------------------------------------------- the sampler
+
+
+def test_a_roofline_prior_leads_where_the_machine_is_known_until_trials_contradict_it() -> None:
+    rng = random.Random(0)
+    points = [made for point in SPACE_.points() if isinstance(made := SPACE_.assemble(point), EngineConfig)]
+    with RemoteBrain(SPACE_, lambda _: (), 4, machine=gpu("H200")) as there:
+        assert there.prior == "none"
+        there.ask(0)
+        assert there.prior == "believed"
+        for number, made in enumerate(points[:12]):
+            speeds = [10 ** rng.uniform(0, 3) for _ in range(2)]  # of which no roofline knows anything
+            levels = [level(1, 1000 / speeds[0], speeds[0]), level(8, 8000 / speeds[1], speeds[1])]
+            there.tell(record(number, levels, config=config_dict(made), role="search"))
+        there.ask(12)
+        assert there.prior == "dropped"
+    with RemoteBrain(SPACE_, lambda _: (), 4, machine=replace(gpu("H200"), bandwidth=None)) as there:
+        there.ask(0)
+        assert there.prior == "none"
 
 
 def sampler_of(controller: subprocess.Popen[bytes]) -> int | None:
