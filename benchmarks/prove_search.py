@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import RESULTS, ROOT, passing_tests
+from benchmarks.packed_search import packing
 
 OUT = RESULTS / "search.json"
 CONTROLLER_MB = 200
@@ -33,7 +34,7 @@ def studies() -> dict[str, Any]:
 def unit_tests() -> dict[str, Any]:
     """The tests of samplers, races, packing, policies and explanations."""
     files = ("sampling", "test_suggest.py", "test_simulate.py", "test_racing.py", "test_packing.py")
-    more = ("test_policy_fit.py", "test_explain.py", "test_optuna_journal.py")
+    more = ("test_policy_fit.py", "test_explain.py", "test_optuna_journal.py", "test_races.py", "test_search_brain.py")
     return passing_tests(*(f"tests/tuner/{name}" for name in (*files, *more)))
 
 
@@ -60,4 +61,4 @@ def high_water(process: Path) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
-STEPS = {"unit tests": unit_tests, "controller": controller, "studies": studies}
+STEPS = {"unit tests": unit_tests, "controller": controller, "packing": packing, "studies": studies}
