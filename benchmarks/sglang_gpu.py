@@ -170,17 +170,26 @@ def search(folder: Path, space: Path, seconds: float) -> int:
 
 def until(process: subprocess.Popen[bytes], study: Path, deadline: float) -> int:
     """Wait for the end of the search; interrupt it between two trials when another could not end in time."""
-    known = len(lines(study / "trials.jsonl"))
     while (status := process.poll()) is None:
         records = lines(study / "trials.jsonl")
         longest = max((sum(record["seconds"].values()) for record in records), default=0.0)
         left = deadline - time.monotonic()
-        between = len(records) > known and left < longest + SPARE_SECONDS
-        if between or left < ENDING_SECONDS / 3:
+        enough = left >= longest + SPARE_SECONDS or under_way(study, time.time())
+        if not enough or left < ENDING_SECONDS / 3:
             return end(process)
-        known = len(records)
         time.sleep(POLL_SECONDS)
     return status
+
+
+def under_way(study: Path, now: float) -> bool:
+    """Whether a trial that has no record yet was launched so long ago that it is worth waiting for."""
+    recorded = {record["trial"] for record in lines(study / "trials.jsonl")}
+    launched = {
+        event["trial"]: event["time"]
+        for event in lines(study / "events.jsonl")
+        if event["kind"] == "begin" and event["stage"] == "launch"
+    }
+    return any(now - at > SPARE_SECONDS for trial, at in launched.items() if trial not in recorded)
 
 
 def end(process: subprocess.Popen[bytes]) -> int:

@@ -10,7 +10,7 @@ import psutil
 import yaml
 
 from benchmarks.sglang_chaos import CONCURRENCY, STRANGER, broken, not_above, shortened, tree_of, words_of
-from benchmarks.sglang_gpu import SPACE, Span, lines, memory_of, sample, spans
+from benchmarks.sglang_gpu import SPACE, SPARE_SECONDS, Span, lines, memory_of, sample, spans, under_way
 from tests.waiting import wait_until
 from tuner.executors.base import Gpu
 from tuner.machine import GpuProcess, Gpus
@@ -36,6 +36,9 @@ def test_a_trial_that_was_interrupted_counts_from_its_second_launch(tmp_path: Pa
     assert [record["trial"] for record in lines(tmp_path / "trials.jsonl")] == [0, 1]
     assert spans(tmp_path) == [Span(0, 1.0, 2.0), Span(1, 10.0, 12.0)]
     assert spans(tmp_path / "absent") == []
+    assert under_way(tmp_path, 13.0 + SPARE_SECONDS + 1)
+    assert not under_way(tmp_path, 13.0 + SPARE_SECONDS - 1)
+    assert not under_way(tmp_path / "absent", 99.0)
 
 
 def test_memory_before_at_its_most_and_after_by_gpu() -> None:
