@@ -189,7 +189,7 @@ def _select(kept: list[Tensor], parents: list[Tensor], ranks: list[Tensor], toke
     above = [parents[0].new_full(parents[0].shape, -1)]
     above += [parents[level] + starts[level - 1] for level in range(1, len(sizes))]
     parent_place = torch.cat(above, dim=1).gather(1, order)
-    parent_row = torch.where(parent_place < 0, 0, row_of.gather(1, parent_place.clamp(min=0)))
+    parent_row = row_of.gather(1, parent_place.clamp(min=0)).masked_fill(parent_place < 0, 0)
     level_of = torch.cat([order.new_full((size,), level) for level, size in enumerate(sizes)])[order]
     rank = torch.cat(ranks, dim=1).gather(1, order)
     flat_tokens = tokens.flatten(1).gather(1, level_of * tokens.shape[2] + rank)
