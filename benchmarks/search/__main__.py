@@ -30,7 +30,7 @@ from tuner.provenance import collect
 from tuner.records import digest
 from tuner.sampling.process import THREADS
 
-COMPARED = 5  # seeds of Optuna's samplers with crashes as constraints, which take long
+COMPARED = 3  # seeds of Optuna's samplers with crashes as constraints, which take long
 
 
 def smoke() -> Iterator[Cell]:

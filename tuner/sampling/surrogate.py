@@ -43,8 +43,9 @@ class Surrogate:
     `startup`: launches before anything is modelled, `guided` where a prior gives a first guess. `tolerated`: share of
     crashes that is a fair price for what they teach. `least` and `noisy`: gains that do not count, in log units and
     in standard deviations of a measurement; without them a search ends up comparing points that differ by noise.
-    `fairness`: every so many launches a value that never ran gets another chance (`untested`); `ends`: every so many
-    push one end of the front alone, each in its turn.
+    `fairness`: every so many launches look where little is known: at a value that never ran (`untested`), or else with
+    the model's doubt times `doubt`, as scales that few launches tell are taken for certain. `ends`: every so many push
+    one end of the front alone, each in its turn.
     """
 
     startup: int = 8
@@ -53,6 +54,7 @@ class Surrogate:
     least: float = 0.01
     noisy: float = 0.6
     fairness: int = 3
+    doubt: float = 3.0
     ends: int = 4
     repeats: ClassVar[Repeats] = "never"
     forgets_failures: ClassVar[bool] = False
@@ -73,10 +75,11 @@ class Surrogate:
         allowed = self.allowed(view)
         if not len(allowed):
             return None
-        doubtful = untested(view) if view.number % self.fairness == 0 else None
+        explores = view.number % self.fairness == 0
+        doubtful = untested(view) if explores else None
         if doubtful is not None:
             allowed = _far_from_failures(view, allowed, doubtful)
-        score = self.score(view, allowed)
+        score = self.score(view, allowed, self.doubt if explores else 1.0)
         rng = np.random.default_rng(view.seed)
         best = np.flatnonzero(score >= score.max() * (1 - 1e-9))
         return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
@@ -86,8 +89,8 @@ class Surrogate:
         barred = view.taken | view.seen
         return np.array([i for i, key in enumerate(view.pool.keys) if key not in barred], dtype=np.intp)
 
-    def score(self, view: View, allowed: Indices) -> Array:
-        """Return the expected gain of the points at these positions."""
+    def score(self, view: View, allowed: Indices, doubt: float = 1.0) -> Array:
+        """Return the expected gain of the points at these positions, the model's doubt of itself times `doubt`."""
         costs = Costs.of(view)
         if view.pending:
             costs = believe(view, costs)
@@ -112,7 +115,7 @@ class Surrogate:
             axis = turn % len(view.objectives)
             end = slice(axis, axis + 1)
             good, margin, reference, means, sds = good[:, end], margin[end], reference[end], means[:, end], sds[:, end]
-        gain = expected_improvement(good - margin, reference, means, sds)
+        gain = expected_improvement(good - margin, reference, means, doubt * sds)
         power = BOLD if costs.crashed.sum() <= self.tolerated * len(costs.crashed) else CAREFUL
         return np.asarray((gain + 1e-300) * chance**power)
 
