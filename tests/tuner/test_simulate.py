@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from benchmarks.search.surfaces import HERE, build, cluster, cluster_space, quiet
 from tuner.cli import app
 from tuner.errors import UsageError
+from tuner.pareto import non_dominated
 from tuner.records import TrialRecord
 from tuner.sampling import SAMPLERS
-from tuner.simulate import Game, read_table, simulate
+from tuner.simulate import Game, read_table, simulate, value_at
 from tuner.space import load_space
 
 SPACE, TABLE = HERE / "native_cpu.yaml", HERE / "native_cpu.jsonl"
@@ -76,9 +78,10 @@ def test_every_sampler_plays(boxes: Game, kind: str) -> None:
 
 def test_confirmations_belong_to_the_points_they_repeat(native: Game) -> None:
     played = native.play(SAMPLERS["surrogate"], 0, 20)
-    again = [record for record in played.records if record.of is not None]
-    assert len(again) == 3  # 15 % of 20
-    for record in again:
+    assert len(played.records) == len(played.hypervolume) == 20
+    assert not any(record.of for record in played.records)
+    assert len(played.confirmation) == 3  # 15 % of 20
+    for record in played.confirmation:
         assert record.of is not None
         assert played.records[record.of].config == record.config
 
@@ -95,3 +98,35 @@ def test_a_table_of_another_space_and_a_broken_line_are_refused(tmp_path: Path) 
         read_table(broken, space)
     with pytest.raises(UsageError, match="no sampler is called 'magic'"):
         simulate(space, read_table(TABLE, space), ["magic"], 1, 5)
+
+
+def test_a_table_without_what_is_judged_is_refused_by_name(tmp_path: Path) -> None:
+    space = load_space(SPACE)
+    row = read_table(TABLE, space).rows[0]
+    one, _, eight = row.record.levels
+    for levels, missing in (((one,), "output_tok_s at concurrency 8"), ((eight,), "tpot_ms_p50 at concurrency 1")):
+        bare = row.record.model_copy(update={"levels": levels})
+        table = tmp_path / "t.jsonl"
+        table.write_text(
+            TrialRecord.model_validate(bare.model_dump(include=set(TrialRecord.model_fields))).model_dump_json()
+        )
+        with pytest.raises(UsageError, match=missing):
+            Game.of(space, read_table(table, space))
+
+
+def test_known_answers_of_the_simulation_itself(boxes: Game, native: Game) -> None:
+    truth = boxes.truth
+    everything = [cost for row in boxes.table.rows if (cost := truth.objective_costs(row)) is not None]
+    assert truth.share_of(everything) == pytest.approx(1.0)
+    front = np.array(everything)[non_dominated(np.array(everything))]
+    assert truth.share_of(list(front)) == pytest.approx(1.0)
+    assert truth.share_of(list(front[1:2])) < 1.0
+    assert truth.share_of([]) == 0.0
+    good = [row.record for row in boxes.table.rows if truth.objective_costs(row) is not None]
+    by_value = sorted(good, key=lambda record: -(value_at(record, truth.metric, truth.load) or 0.0))
+    assert truth.regret(by_value[0]) == 0.0
+    assert truth.regret(by_value[-1]) > 0.5
+    assert truth.regret(next(row.record for row in boxes.table.rows if row.record.state == "failed")) == 1.0
+    played = native.play(SAMPLERS["grid"], 0, len(native.table.rows))
+    assert len(played.records) == len(native.table.rows)
+    assert played.hypervolume[-1] == pytest.approx(1.0)
