@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 from tuner.errors import NothingFeasible, UsageError
 from tuner.points import Point, baseline_at, ties
+from tuner.records import THROUGHPUT as THROUGHPUT
 from tuner.slo import Slo, parse_slo
 from tuner.space.model import Objective, Pick
-
-THROUGHPUT = "output_tok_s"
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tuner.labels import draft_kind
-from tuner.pick import THROUGHPUT
+from tuner.records import THROUGHPUT, Level, Race, TrialRecord
 from tuner.records import Axis as Axis
-from tuner.records import Level, Race, TrialRecord
-from tuner.space import Space
+
+if TYPE_CHECKING:  # workers race, and load no search space
+    from tuner.space import Space
 
 SHORT = 0.25  # of the full window
 LEAST = 4.0  # seconds; a shorter window has few requests as it is, and is not split

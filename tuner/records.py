@@ -156,6 +156,7 @@ METRICS: dict[str, Metric] = {
         Metric("error_rate", "share", "min", "Failed requests / sent requests; failed ones are in no latency."),
     )
 }
+THROUGHPUT = "output_tok_s"  # what recommendations are best at
 METRIC_NAMES: tuple[str, ...] = tuple(name for metric in METRICS.values() for name in metric.names)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,8 @@ def test_who_was_raced_out_teaches_and_is_no_point() -> None:
     (told,) = [o.values for o in brain.view(2).observations if o.assignment["draft.kind"] == "dflash"]
     assert told == (20, 50 * 1400 / 200)
     assert {point.trial for point in points_of([known, out], ())} == {0}
+
+
+def test_a_worker_races_without_the_optimisers_libraries() -> None:
+    code = "import sys, tuner.worker; assert not {'numpy', 'scipy', 'optuna', 'torch'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
