@@ -28,9 +28,10 @@ from tuner.records import Level, MetricName, TrialRecord, canonical
 from tuner.sampling import SAMPLERS, Pool, Sampler, key_of, seed_of
 from tuner.sampling.acquisition import hypervolume
 from tuner.sampling.encode import Array
-from tuner.space import Assignment, Infeasible, Objective, Space
+from tuner.space import Assignment, Objective, Space
 
 Z95 = 1.96
+WANDERING = 20  # points ruled out in a row before one that can run is drawn, as in a study
 
 
 class TableLine(TrialRecord):
@@ -349,11 +350,20 @@ class _Tape:
 
 
 def next_row(brain: Brain, table: Table, number: int) -> tuple[Row | None, int | None]:
-    """Return the row that a brain suggests, and the trial that it repeats; None, None when it has nothing left."""
-    suggestion = brain.ask(number)
-    if suggestion is None or isinstance(suggestion.judged, Infeasible):
-        return None, None
-    return table.by_config[canonical(suggestion.judged.model_dump(mode="json"))], suggestion.repeat
+    """Return the row that a brain suggests, and the trial that it repeats; None, None when it has nothing left.
+
+    As in a real study, a point that static checks rule out (it is not in the table) is told to the brain and costs
+    no launch.
+    """
+    space = brain.pool.space
+    refused = 0
+    while (suggestion := brain.ask(number, careful=refused >= WANDERING)) is not None:
+        if isinstance(suggestion.judged, EngineConfig):
+            return table.by_config[canonical(suggestion.judged.model_dump(mode="json"))], suggestion.repeat
+        config = space.raw_config(suggestion.assignment)
+        brain.tell(TrialRecord(trial=number, role="search", state="infeasible", config=config))
+        refused += 1
+    return None, None
 
 
 def seeded(space: Space, seed: int) -> Space:
