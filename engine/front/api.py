@@ -2,7 +2,8 @@
 
 A stream's chunks: one per engine round of the request, with all its new text; rounds that pile up while the client
 does not read are joined. A round whose tokens have no printable text yet (part of a character, or of what may
-become a stop string) is withheld, unless `return_token_ids` is asked for: then its chunk has an empty text.
+become a stop string) is withheld, unless `return_token_ids` or `continuous_usage_stats` asks to see each: then its
+chunk has an empty text.
 """
 
 from __future__ import annotations
@@ -381,7 +382,7 @@ async def _stream(exchange: Exchange, writer: Writer, wanted: Job, parts: AsyncI
         if not exchange.started:  # errors before the first token still have a status of their own
             await exchange.start_stream()
         if piece.finish is None:
-            if piece.text or wanted.token_ids or part.scored:
+            if piece.text or wanted.token_ids or wanted.continuous_usage or part.scored:
                 await exchange.write(writer.chunk(part, tally, wanted.continuous_usage, False))
             continue
         finish = piece.finish
