@@ -19,7 +19,7 @@ DRAWS = (Sampling(0.9, seed=5), Sampling(0.9, top_k=3, seed=6), Sampling(0.9, to
 LATE = len(DRAWS)  # id of the request that comes after the cancelled one has gone
 CANCELLED, CANCEL_AFTER = 4, 16  # rounds
 ENDS = (3, 9)  # the requests that eos tokens may end
-EOS = (422, 268)  # first comes inside a round, whatever drafts
+EOS = (436, 427)  # the second first comes inside a round of request 9, whatever drafts
 
 
 @dataclass(frozen=True)
