@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.launch import ceil_div, power_of_two, start, wait_for_inputs
+from engine.kernels.launch import ceil_div, power_of_two
 
 PART = 4096  # logits a program looks at
 
@@ -21,8 +21,7 @@ def _best(value, index, vocab):
 
 
 @triton.jit
-def _parts(logits, best, where, vocab, parts, PART: tl.constexpr, PDL: tl.constexpr):
-    wait_for_inputs(PDL)
+def _parts(logits, best, where, vocab, parts, PART: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     at = part * PART + tl.arange(0, PART)
@@ -33,8 +32,7 @@ def _parts(logits, best, where, vocab, parts, PART: tl.constexpr, PDL: tl.conste
 
 
 @triton.jit
-def _whole(best, where, out, vocab, parts, PARTS: tl.constexpr, PDL: tl.constexpr):
-    wait_for_inputs(PDL)
+def _whole(best, where, out, vocab, parts, PARTS: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     part = tl.arange(0, PARTS)
     value = tl.load(best + row * parts + part, mask=part < parts, other=-float("inf"))
@@ -43,13 +41,13 @@ def _whole(best, where, out, vocab, parts, PARTS: tl.constexpr, PDL: tl.constexp
     tl.store(out + row, index.to(tl.int64))
 
 
-def argmax(logits: Tensor, pdl: bool = False) -> Tensor:
+def argmax(logits: Tensor) -> Tensor:
     """Return [T] int64 of [T, vocab]: the first of equals."""
     rows, vocab = logits.shape
     parts = ceil_div(vocab, PART)
     best = torch.empty(rows, parts, dtype=torch.float32, device=logits.device)
     where = torch.empty(rows, parts, dtype=torch.int32, device=logits.device)
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    _parts[(rows, parts)](logits, best, where, vocab, parts, PART=PART, num_warps=4, **start(pdl))
-    _whole[(rows,)](best, where, out, vocab, parts, PARTS=power_of_two(parts), num_warps=1, **start(pdl))
+    _parts[(rows, parts)](logits, best, where, vocab, parts, PART=PART, num_warps=4)
+    _whole[(rows,)](best, where, out, vocab, parts, PARTS=power_of_two(parts), num_warps=1)
     return out

@@ -15,14 +15,14 @@ import triton.language as tl
 from torch import Tensor
 
 from engine.kernels.base import Paged
-from engine.kernels.launch import ceil_div, dot, power_of_two, start, wait_for_inputs
+from engine.kernels.launch import ceil_div, dot, power_of_two
 
 LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
 class AttendPlan:
-    """How the work is cut: cached positions a step, and programs for the whole chip before splitting stops."""
+    """How the work is cut: cached positions a step, and programs that the chip holds at once: splits fill it."""
 
     block: int = 64
     warps: int = 4
@@ -80,9 +80,8 @@ def _attend(
     q, pool, table, lanes, lengths, out, parts, stats, table_stride, splits, scale,
     QUERIES: tl.constexpr, TILE: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr,
     DIM: tl.constexpr, PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
-    CAUSAL: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    CAUSAL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    wait_for_inputs(PDL)
     split = tl.program_id(0)
     kv_head = tl.program_id(1) // TILES
     tile = tl.program_id(1) % TILES
@@ -122,9 +121,8 @@ def _attend(
 def _combine(
     parts, stats, lengths, out, splits,
     QUERIES: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr,
-    SPLITS_BLOCK: tl.constexpr, STEP: tl.constexpr, PDL: tl.constexpr,
+    SPLITS_BLOCK: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    wait_for_inputs(PDL)
     line = tl.program_id(0).to(tl.int64) * HEADS + tl.program_id(1)
     length = tl.load(lengths + tl.program_id(0) // QUERIES) + QUERIES
     used = tl.cdiv(length, _stretch(length, splits, BLOCK))  # splits that had something to do
@@ -146,7 +144,7 @@ def _combine(
 
 def splits_for(plan: AttendPlan, programs: int, max_len: int) -> int:
     """Return into how many stretches a lane's cache is cut, from what is fixed before lengths are known."""
-    return max(1, min(ceil_div(plan.programs, programs), ceil_div(max_len, plan.block)))
+    return max(1, min(plan.programs // programs, ceil_div(max_len, plan.block)))
 
 
 def attend(
@@ -157,7 +155,6 @@ def attend(
     max_len: int,
     causal: bool,
     plan: AttendPlan,
-    pdl: bool = False,
 ) -> Tensor:
     """Attend with `queries` rows of every lane; see `base.Ops.attend`."""
     rows, heads, dim = q.shape
@@ -176,12 +173,12 @@ def attend(
         paged.table.stride(0), splits, dim**-0.5 * LOG2_E,
         QUERIES=queries, TILE=tile, TILES=tiles, GROUP=group, KV_HEADS=kv_heads, DIM=dim, PAGE=paged.page_size,
         ROWS=power_of_two(tile * group, 16), BLOCK=plan.block, WHOLE=splits == 1, CAUSAL=causal, STAGES=plan.stages,
-        num_warps=plan.warps, **start(pdl),
+        num_warps=plan.warps,
     )  # fmt: skip
     if splits > 1:
         _combine[(rows, heads)](
             parts, stats, paged.lengths, out, splits,
             QUERIES=queries, HEADS=heads, DIM=dim, BLOCK=plan.block,
-            SPLITS_BLOCK=power_of_two(splits), STEP=min(16, power_of_two(splits)), num_warps=2, **start(pdl),
+            SPLITS_BLOCK=power_of_two(splits), STEP=min(16, power_of_two(splits)), num_warps=2,
         )  # fmt: skip
     return out

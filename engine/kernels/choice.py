@@ -31,7 +31,7 @@ from engine.kernels.linear import Library, Plan, Product, Stream, Vector
 LAYERS = 12  # of one shape that a measurement runs
 REPLAYS = 7
 THREADS = max(1, min(16, os.cpu_count() or 1))
-LARGEST_STREAM = 128  # rows from which the arithmetic decides, and the library's kernels are the better ones
+LARGEST_STREAM = 64  # rows from which the arithmetic decides, and the library's kernels are the better ones
 
 _plans: TypeAdapter[dict[str, Plan]] = TypeAdapter(dict[str, Annotated[Plan, Field(discriminator="kind")]])
 
@@ -44,8 +44,8 @@ def bucket(rows: int) -> int:
 class TritonLinear:
     """A product, and the kernel chosen for every bucket of rows; the library's until something is chosen."""
 
-    def __init__(self, product: Product, pdl: bool) -> None:
-        self.product, self.pdl = product, pdl
+    def __init__(self, product: Product) -> None:
+        self.product = product
         self.plans: dict[int, Plan] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -56,45 +56,32 @@ class TritonLinear:
 
     def _run(self, x: Tensor, residual: Tensor | None) -> Tensor:
         plan = self.plans.get(bucket(x.shape[0]), Library())
-        return plan(self.product, x, residual, self.pdl)
+        return plan(self.product, x, residual)
 
 
 def candidates(product: Product, rows: int) -> tuple[Plan, ...]:
-    """Return the kernels worth measuring for a bucket of rows."""
+    """Return the kernels worth measuring for a bucket of rows: what won somewhere in a sweep of many more."""
     if product.weight.dtype != torch.bfloat16 or rows > LARGEST_STREAM:
         return (Library(),)
     wide = product.columns >= 8192  # enough outputs to fill the chip without splitting
-    split = 1 if wide else 2
     if rows == 1:
-        return (
-            Vector(8, 512, 1, 4, 1),
-            Vector(4, 1024, 1, 4, 1),
-            Vector(16, 256, 1, 4, 3),
-            Stream(16, 16, 256, 1, 4, 4),
-            Stream(16, 32, 128, split, 4, 5),
-            Library(),
-        )
+        return (Vector(16, 256, 1, 4, 4), Vector(8, 512, 1, 4, 4), Vector(8, 512, 1, 4, 1), Library())
     if rows <= 16:
-        return (
-            Stream(16, 16, 256, 1, 4, 4),
-            Stream(16, 32, 128, split, 4, 5),
-            Stream(16, 64, 128, 2 * split, 4, 4),
-            Stream(16, 64, 128, 2 * split, 4, 4, swap=True),
-            Library(),
-        )
+        whole = Stream(16, 32, 256, 1, 4, 4, norm_first=True)
+        if wide:
+            return (Stream(16, 64, 128, 1, 4, 4, swap=True), Stream(16, 128, 64, 1, 4, 5, swap=True), whole, Library())
+        return (Stream(16, 16, 256, 1, 4, 4), Stream(16, 64, 128, 4, 4, 4, swap=True), whole, Library())
     if rows <= 32:
+        split = 1 if wide else 2
         return (
             Stream(32, 32, 128, split, 4, 4),
             Stream(32, 64, 128, 2 * split, 4, 4),
             Stream(32, 64, 128, 2 * split, 4, 4, swap=True),
             Library(),
         )
-    return (
-        Stream(rows, 64, 64, 2 * split, 4, 4, norm_first=True),
-        Stream(rows, 64, 128, 2 * split, 4, 3, norm_first=True),
-        Stream(rows, 128, 64, 2 * split, 8, 3, norm_first=True),
-        Library(),
-    )
+    if wide:
+        return (Stream(64, 128, 64, 1, 4, 4), Stream(64, 64, 128, 1, 4, 3), Library())
+    return (Stream(64, 64, 64, 4, 4, 5), Stream(64, 64, 128, 4, 4, 3), Library())
 
 
 @dataclass(frozen=True)
@@ -161,14 +148,13 @@ def choose(layers: Iterable[TritonLinear], rows: Sequence[int], book: Book) -> N
             groups.setdefault(key_of(layer.product, size), (size, []))[1].append(layer)
     unknown = {key: group for key, group in groups.items() if key not in book.choices}
     measured = [(key, [layer.product for layer in group], size) for key, (size, group) in unknown.items()]
-    pdl = any(layer.pdl for _, group in groups.values() for layer in group)
-    compile_all([(products[0], size, candidates(products[0], size)) for _, products, size in measured], pdl)
+    compile_all([(products[0], size, candidates(products[0], size)) for _, products, size in measured])
     for key, products, size in measured:
         plans = candidates(products[0], size)
         if len(plans) == 1:
             book.choices[key] = plans[0]
             continue
-        timed = [each for each in time_plans(products, size, plans, pdl) if each.seconds is not None]
+        timed = [each for each in time_plans(products, size, plans) if each.seconds is not None]
         book.choices[key] = min(timed, key=lambda each: each.seconds or 0.0).plan
     if measured:
         book.save()
@@ -177,12 +163,12 @@ def choose(layers: Iterable[TritonLinear], rows: Sequence[int], book: Book) -> N
             layer.plans[size] = book.choices[key]
 
 
-def compile_all(work: Sequence[tuple[Product, int, Sequence[Plan]]], pdl: bool) -> None:
+def compile_all(work: Sequence[tuple[Product, int, Sequence[Plan]]]) -> None:
     """Run every kernel once, so that all are compiled: many at a time, as most of a compilation is outside Python."""
 
     def once(product: Product, rows: int, plan: Plan) -> None:
         x, residual = _inputs(product, rows)
-        attempt(lambda: plan(product, x, residual, pdl))
+        attempt(lambda: plan(product, x, residual))
 
     jobs: dict[tuple[object, ...], tuple[Product, int, Plan]] = {}  # shapes of one kind share a compilation
     for product, rows, plans in work:
@@ -194,9 +180,7 @@ def compile_all(work: Sequence[tuple[Product, int, Sequence[Plan]]], pdl: bool) 
             done.result()
 
 
-def time_plans(
-    products: Sequence[Product], rows: int, plans: Sequence[Plan], pdl: bool, replays: int = REPLAYS
-) -> list[Timed]:
+def time_plans(products: Sequence[Product], rows: int, plans: Sequence[Plan], replays: int = REPLAYS) -> list[Timed]:
     """Time kernels on products of one shape, run in order in a CUDA graph."""
     products = products[:LAYERS]
     x, residual = _inputs(products[0], rows)
@@ -205,7 +189,7 @@ def time_plans(
 
         def forward(plan: Plan = plan) -> None:
             for product in products:
-                plan(product, x, residual, pdl)
+                plan(product, x, residual)
 
         problem = attempt(forward)
         seconds = None if problem else graph_seconds(forward, replays) / len(products)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.launch import ceil_div, start, wait_for_inputs
+from engine.kernels.launch import ceil_div
 
 BLOCK = 1024
 
@@ -20,8 +20,7 @@ def gate(gate_value, up_value, dtype: tl.constexpr):
 
 
 @triton.jit
-def _silu_mul(gate_up, out, inner, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    wait_for_inputs(PDL)
+def _silu_mul(gate_up, out, inner, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < inner
@@ -31,9 +30,9 @@ def _silu_mul(gate_up, out, inner, BLOCK: tl.constexpr, PDL: tl.constexpr):
     tl.store(out + row * inner + at, gate(opened, up, dtype).to(dtype), mask=inside)
 
 
-def silu_mul(gate_up: Tensor, pdl: bool = False) -> Tensor:
+def silu_mul(gate_up: Tensor) -> Tensor:
     """Return silu(gate) · up, [T, inner], of [T, 2 × inner]."""
     rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, inner)
-    _silu_mul[(rows, ceil_div(inner, BLOCK))](gate_up, out, inner, BLOCK=BLOCK, num_warps=4, **start(pdl))
+    _silu_mul[(rows, ceil_div(inner, BLOCK))](gate_up, out, inner, BLOCK=BLOCK, num_warps=4)
     return out

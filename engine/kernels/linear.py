@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.kernels.gate import gate, silu_mul
-from engine.kernels.launch import ceil_div, dot, power_of_two, prefetch, start, wait_for_inputs
+from engine.kernels.launch import ceil_div, dot, power_of_two
 from engine.kernels.norm import add_norm
 
+ASYNCHRONOUS_ROWS = 64  # left rows from which a product is Hopper's asynchronous instruction
 PART_COLUMNS = 256  # outputs a program of the adding up handles
-EARLY_LINES = 8  # cache lines of every weight row that a program asks for while its predecessor still runs
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ class Library:
 
     kind: Literal["library"] = "library"
 
-    def __call__(self, product: Product, x: Tensor, residual: Tensor | None, pdl: bool) -> Tensor:
+    def __call__(self, product: Product, x: Tensor, residual: Tensor | None) -> Tensor:
         if product.eps is not None:
-            _, x = add_norm(x, None, None, product.eps, pdl)
+            _, x = add_norm(x, None, None, product.eps)
         if residual is not None:
             y = torch.addmm(residual, x, product.weight.t())
             return y if product.bias is None else y.add_(product.bias)
         y = F.linear(x, product.weight, product.bias)
-        return silu_mul(y, pdl) if product.gated else y
+        return silu_mul(y) if product.gated else y
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,9 @@ class Stream:
 
     `swap` computes the tile transposed, so that W is the left operand and fills the 64 rows that Hopper's matrix
     instructions want. `norm_first` runs the norm as a kernel of its own.
+
+    Tiles that Hopper's asynchronous instructions read always have their norm first: a tile of x that the norm reads
+    too gets one buffer too few from Triton's pipeliner, and is overwritten while the instruction still reads it.
     """
 
     rows: int
@@ -77,12 +80,17 @@ class Stream:
     norm_first: bool = False
     kind: Literal["stream"] = "stream"
 
-    def __call__(self, product: Product, x: Tensor, residual: Tensor | None, pdl: bool) -> Tensor:
+    @property
+    def norm_apart(self) -> bool:
+        """Whether a norm in front is a kernel of its own."""
+        return self.norm_first or self.swap or self.rows >= ASYNCHRONOUS_ROWS
+
+    def __call__(self, product: Product, x: Tensor, residual: Tensor | None) -> Tensor:
         norm = product.eps is not None
-        if norm and self.norm_first:
-            _, x = add_norm(x, None, None, product.eps or 0.0, pdl)
+        if norm and self.norm_apart:
+            _, x = add_norm(x, None, None, product.eps or 0.0)
             norm = False
-        job = _Job.of(product, x, residual, norm, pdl)
+        job = _Job.of(product, x, residual, norm)
         return job.run(_stream, self, ceil_div(x.shape[0], self.rows), ROWS=self.rows, SWAP=self.swap)
 
 
@@ -97,8 +105,8 @@ class Vector:
     stages: int = 1
     kind: Literal["vector"] = "vector"
 
-    def __call__(self, product: Product, x: Tensor, residual: Tensor | None, pdl: bool) -> Tensor:
-        return _Job.of(product, x, residual, product.eps is not None, pdl).run(_vector, self, x.shape[0])
+    def __call__(self, product: Product, x: Tensor, residual: Tensor | None) -> Tensor:
+        return _Job.of(product, x, residual, product.eps is not None).run(_vector, self, x.shape[0])
 
 
 Plan = Library | Stream | Vector
@@ -111,18 +119,17 @@ class _Job:
     product: Product
     x: Tensor
     residual: Tensor | None
-    pdl: bool
     flags: dict[str, bool]
 
     @classmethod
-    def of(cls, product: Product, x: Tensor, residual: Tensor | None, norm: bool, pdl: bool) -> _Job:
+    def of(cls, product: Product, x: Tensor, residual: Tensor | None, norm: bool) -> _Job:
         flags = {
             "NORM": norm,
             "GATED": product.gated,
             "BIAS": product.bias is not None,
             "RESIDUAL": residual is not None,
         }
-        return cls(product, x, residual, pdl, flags)
+        return cls(product, x, residual, flags)
 
     def run(self, kernel: Any, plan: Stream | Vector, row_programs: int, **meta: Any) -> Tensor:
         (rows, inner), columns, product = self.x.shape, self.product.columns, self.product
@@ -136,23 +143,15 @@ class _Job:
             self.x, product.weight, product.bias, self.residual, out, parts, squares, *sizes,
             BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, SPLIT=plan.split, STAGES=plan.stages,
             EVEN=columns % plan.block_n == 0 and inner % plan.block_k == 0,
-            EARLY=EARLY_LINES, num_warps=plan.warps, **meta, **self.flags, **start(self.pdl),
+            num_warps=plan.warps, **meta, **self.flags,
         )  # fmt: skip
         if plan.split > 1:
             _add_parts[(ceil_div(columns, PART_COLUMNS), rows)](
                 parts, squares, product.bias, self.residual, out, *sizes,
                 BLOCK=PART_COLUMNS, SPLIT=plan.split, SPLIT_BLOCK=power_of_two(plan.split),
-                num_warps=4, **self.flags, **start(self.pdl),
+                num_warps=4, **self.flags,
             )  # fmt: skip
         return out
-
-
-@triton.jit
-def _early(weight, column, columns, inner, k_first, k_end, LINES: tl.constexpr):
-    """Fetch the beginning of this program's weights into the cache, before its inputs are there."""
-    step: tl.constexpr = 128 // (weight.dtype.element_ty.primitive_bitwidth // 8)  # elements of a cache line
-    at = tl.minimum(k_first + tl.arange(0, LINES) * step, k_end - 1)
-    prefetch(weight + tl.minimum(column, columns - 1)[:, None] * inner + at[None, :])
 
 
 @triton.jit
@@ -191,7 +190,7 @@ def _stream(
     x, weight, bias, residual, out, parts, squares, rows, columns, inner, eps,
     ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
     SWAP: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    EVEN: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -201,11 +200,6 @@ def _stream(
     k_end = tl.minimum(k_first + stretch, inner)
     up_weight = weight + columns.to(tl.int64) * inner
     wide = column.to(tl.int64)
-    if PDL:
-        _early(weight, wide, columns, inner, k_first, k_end, EARLY)
-        if GATED:
-            _early(up_weight, wide, columns, inner, k_first, k_end, EARLY)
-    wait_for_inputs(PDL)
 
     if SWAP:
         acc = tl.zeros([BLOCK_N, ROWS], tl.float32)
@@ -263,7 +257,7 @@ def _vector(
     x, weight, bias, residual, out, parts, squares, rows, columns, inner, eps,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    EVEN: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr,
 ):  # fmt: skip
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1)
@@ -273,11 +267,6 @@ def _vector(
     k_end = tl.minimum(k_first + stretch, inner)
     up_weight = weight + columns.to(tl.int64) * inner
     wide = column.to(tl.int64)
-    if PDL:
-        _early(weight, wide, columns, inner, k_first, k_end, EARLY)
-        if GATED:
-            _early(up_weight, wide, columns, inner, k_first, k_end, EARLY)
-    wait_for_inputs(PDL)
 
     acc = tl.zeros([BLOCK_N, BLOCK_K], tl.float32)
     up = acc
@@ -329,9 +318,8 @@ def _vector(
 def _add_parts(
     parts, squares, bias, residual, out, rows, columns, inner, eps,
     BLOCK: tl.constexpr, SPLIT: tl.constexpr, SPLIT_BLOCK: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
-    wait_for_inputs(PDL)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(1)
     inside = column < columns

@@ -7,15 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.launch import power_of_two, start, wait_for_inputs
+from engine.kernels.launch import power_of_two
 
 
 @triton.jit
 def _norm(
     x, delta, weight, total, normed, hidden, eps,
-    BLOCK: tl.constexpr, DELTA: tl.constexpr, WEIGHT: tl.constexpr, PDL: tl.constexpr,
+    BLOCK: tl.constexpr, DELTA: tl.constexpr, WEIGHT: tl.constexpr,
 ):  # fmt: skip
-    wait_for_inputs(PDL)
     at = tl.arange(0, BLOCK)
     inside = at < hidden
     row = tl.program_id(0).to(tl.int64) * hidden
@@ -32,9 +31,7 @@ def _norm(
     tl.store(normed + row + at, value.to(normed.dtype.element_ty), mask=inside)
 
 
-def add_norm(
-    x: Tensor, delta: Tensor | None, weight: Tensor | None, eps: float, pdl: bool = False
-) -> tuple[Tensor, Tensor]:
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """Return x + delta and its RMSNorm · weight, [T, hidden] each; without a delta the sum is x itself."""
     rows, hidden = x.shape
     normed = torch.empty_like(x)
@@ -43,6 +40,6 @@ def add_norm(
     _norm[(rows,)](
         x, delta, weight, total, normed, hidden, eps,
         BLOCK=block, DELTA=delta is not None, WEIGHT=weight is not None,
-        num_warps=8 if block > 2048 else 4, **start(pdl),
+        num_warps=8 if block > 2048 else 4,
     )  # fmt: skip
     return total, normed

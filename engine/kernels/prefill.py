@@ -14,16 +14,16 @@ from torch import Tensor
 
 from engine.kernels.attention import LOG2_E, fold
 from engine.kernels.base import Paged
-from engine.kernels.launch import ceil_div, power_of_two, start, wait_for_inputs
+from engine.kernels.launch import ceil_div, power_of_two
 
 
 @dataclass(frozen=True)
 class PrefillPlan:
     """Rows of a tile (queries × shared heads, at least one query), cached positions a step."""
 
-    tile_rows: int = 128
+    tile_rows: int = 64
     block: int = 64
-    warps: int = 8
+    warps: int = 4
     stages: int = 3
 
 
@@ -31,9 +31,8 @@ class PrefillPlan:
 def _prefill(
     q, pool, table, lanes, starts, offsets, out, table_stride, scale, rows, chunks,
     CHUNKS: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr,
-    PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    PAGE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    wait_for_inputs(PDL)
     kv_head = tl.program_id(1)
     # The padding behind the last chunk is one chunk more.
     chunk = tl.arange(0, CHUNKS)
@@ -68,9 +67,7 @@ def _prefill(
         tl.store(out + place, value.to(out.dtype.element_ty), mask=exists[:, None])
 
 
-def attend_prefill(
-    q: Tensor, pool: Tensor, paged: Paged, offsets: Tensor, plan: PrefillPlan, pdl: bool = False
-) -> Tensor:
+def attend_prefill(q: Tensor, pool: Tensor, paged: Paged, offsets: Tensor, plan: PrefillPlan) -> Tensor:
     """Attend causally with prompt chunks; see `base.Ops.attend_prefill`."""
     rows, heads, dim = q.shape
     kv_heads, chunks = pool.shape[1] // 2, paged.lanes.shape[0]
@@ -83,6 +80,6 @@ def attend_prefill(
         paged.table.stride(0), dim**-0.5 * LOG2_E, rows, chunks,
         CHUNKS=power_of_two(chunks + 1), TILE=tile, GROUP=group, KV_HEADS=kv_heads, DIM=dim, PAGE=paged.page_size,
         ROWS=power_of_two(tile * group, 16), BLOCK=plan.block, STAGES=plan.stages,
-        num_warps=plan.warps, **start(pdl),
+        num_warps=plan.warps,
     )  # fmt: skip
     return out

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from engine.kernels.launch import ceil_div, start, wait_for_inputs
+from engine.kernels.launch import ceil_div
 
 HEADS = 4  # heads a program handles
 
@@ -16,9 +16,8 @@ def _rope_write(
     qkv, q_norm, k_norm, cos_sin, positions, write, q_out, pool,
     row_stride, pool_layer_stride, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, HEADS: tl.constexpr,
-    Q_NORM: tl.constexpr, K_NORM: tl.constexpr, PDL: tl.constexpr,
+    Q_NORM: tl.constexpr, K_NORM: tl.constexpr,
 ):  # fmt: skip
-    wait_for_inputs(PDL)
     row = tl.program_id(0).to(tl.int64)
     layer = tl.program_id(2).to(tl.int64)
     pairs: tl.constexpr = DIM // 2
@@ -63,13 +62,12 @@ def rope_write(
     positions: Tensor,
     pool: Tensor,
     write: Tensor,
-    pdl: bool = False,
 ) -> Tensor:
     """Return rotated queries [T, Hq, D] and write keys and values; see `base.Ops.rope_write`."""
     rows, kv_heads, dim = qkv.shape[0], pool.shape[-2] // 2, pool.shape[-1]
     q_heads = qkv.shape[1] // dim - 2 * kv_heads
     q = qkv.new_empty(rows, q_heads, dim)
-    _launch(qkv, q_norm, k_norm, eps, cos_sin, positions, pool[None], write, q, 1, pdl)
+    _launch(qkv, q_norm, k_norm, eps, cos_sin, positions, pool[None], write, q, 1)
     return q
 
 
@@ -81,11 +79,10 @@ def context_write(
     positions: Tensor,
     pool: Tensor,
     write: Tensor,
-    pdl: bool = False,
 ) -> None:
     """Write rotated keys, and values, of all draft layers; see `base.Ops.context_write`."""
     layers = kv.shape[1] // (pool.shape[-2] * pool.shape[-1])
-    _launch(kv, None, k_norm, eps, cos_sin, positions, pool, write, None, layers, pdl)
+    _launch(kv, None, k_norm, eps, cos_sin, positions, pool, write, None, layers)
 
 
 def _launch(
@@ -99,12 +96,11 @@ def _launch(
     write: Tensor,
     q: Tensor | None,
     layers: int,
-    pdl: bool,
 ) -> None:
     kv_heads, dim = pool.shape[-2] // 2, pool.shape[-1]
     q_heads = 0 if q is None else q.shape[1]
     _rope_write[(qkv.shape[0], ceil_div(q_heads + 2 * kv_heads, HEADS), layers)](
         qkv, q_norm, k_norm, cos_sin, positions, write, q, pool, qkv.stride(0), pool.stride(0), eps,
         Q_HEADS=q_heads, KV_HEADS=kv_heads, DIM=dim, HEADS=HEADS,
-        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, num_warps=4, **start(pdl),
+        Q_NORM=q_norm is not None, K_NORM=k_norm is not None, num_warps=4,
     )  # fmt: skip

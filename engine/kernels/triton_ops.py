@@ -16,6 +16,7 @@ from engine.kernels.linear import Product
 from engine.kernels.prefill import PrefillPlan
 
 LARGEST_HEAD = 256
+LONG, LONG_ATTEND = 8192, AttendPlan(block=128)  # for one row a lane where lengths may be at least this
 # In float32 the matrix units do not help: small tiles, which fit into registers.
 NARROW_ATTEND = AttendPlan(block=32, tile_rows=32, stages=2)
 NARROW_PREFILL = PrefillPlan(tile_rows=32, block=32, warps=4, stages=2)
@@ -26,13 +27,8 @@ class TritonOps:
 
     name = "triton"
 
-    def __init__(self, device: torch.device, pdl: bool = False) -> None:
-        """Build.
-
-        Args:
-            pdl: launch kernels before their predecessors end (Hopper and later; see `launch`).
-        """
-        self._device, self._pdl = device, pdl
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._layers: list[TritonLinear] = []
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -49,10 +45,10 @@ class TritonOps:
             choice.choose(self._layers, rows, Book.of(self._device))
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return norm.add_norm(x, None, weight, eps, self._pdl)[1]
+        return norm.add_norm(x, None, weight, eps)[1]
 
     def add_norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        return norm.add_norm(x, delta, weight, eps, self._pdl)
+        return norm.add_norm(x, delta, weight, eps)
 
     def rope_write(
         self,
@@ -66,7 +62,7 @@ class TritonOps:
         write: Tensor,
     ) -> Tensor:
         _check_head(pool.shape[-1])
-        return rope.rope_write(qkv, q_norm, k_norm, eps, cos_sin, positions, pool, write, self._pdl)
+        return rope.rope_write(qkv, q_norm, k_norm, eps, cos_sin, positions, pool, write)
 
     def context_write(
         self,
@@ -79,24 +75,26 @@ class TritonOps:
         write: Tensor,
     ) -> None:
         _check_head(pool.shape[-1])
-        rope.context_write(kv, k_norm, eps, cos_sin, positions, pool, write, self._pdl)
+        rope.context_write(kv, k_norm, eps, cos_sin, positions, pool, write)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        return gate.silu_mul(gate_up, self._pdl)
+        return gate.silu_mul(gate_up)
 
     def attend(self, q: Tensor, pool: Tensor, paged: Paged, queries: int, max_len: int, causal: bool) -> Tensor:
-        plan = NARROW_ATTEND if q.dtype == torch.float32 else AttendPlan()
-        return attention.attend(q, pool, paged, queries, max_len, causal, plan, self._pdl)
+        plan = LONG_ATTEND if queries == 1 and max_len >= LONG else AttendPlan()
+        if q.dtype == torch.float32:
+            plan = NARROW_ATTEND
+        return attention.attend(q, pool, paged, queries, max_len, causal, plan)
 
     def attend_prefill(self, q: Tensor, pool: Tensor, paged: Paged, offsets: Tensor) -> Tensor:
         plan = NARROW_PREFILL if q.dtype == torch.float32 else PrefillPlan()
-        return prefill.attend_prefill(q, pool, paged, offsets, plan, self._pdl)
+        return prefill.attend_prefill(q, pool, paged, offsets, plan)
 
     def argmax(self, logits: Tensor) -> Tensor:
-        return argmax.argmax(logits, self._pdl)
+        return argmax.argmax(logits)
 
     def _layer(self, product: Product) -> TritonLinear:
-        layer = TritonLinear(product, self._pdl)
+        layer = TritonLinear(product)
         self._layers.append(layer)
         return layer
 

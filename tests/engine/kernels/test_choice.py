@@ -53,7 +53,7 @@ def test_a_key_names_what_the_choice_depends_on() -> None:
 
 
 def test_known_choices_are_taken_without_measuring(tmp_path: Path) -> None:
-    layers = [choice.TritonLinear(product(), pdl=False) for _ in range(2)]
+    layers = [choice.TritonLinear(product()) for _ in range(2)]
     book = Book(tmp_path / "linear.json", {key_of(product(), 16): Stream(16, 16, 32)})
     choice.choose(layers, [3, 16], book)
     assert all(layer.plans == {16: Stream(16, 16, 32)} for layer in layers)

@@ -34,7 +34,7 @@ def layer(out: int, inner: int, norm: bool, gated: bool, bias: bool, dtype: torc
     parts = [normal(inner, dtype=dtype) if norm else None, weight.clone(), normal(out, dtype=dtype) if bias else None]
     if norm:
         fold_norm(parts[0], weight)
-    return TritonLinear(Product(weight, parts[2], EPS if norm else None, gated), pdl=False), parts
+    return TritonLinear(Product(weight, parts[2], EPS if norm else None, gated)), parts
 
 
 def wide(parts: list) -> list:
@@ -79,6 +79,40 @@ def test_the_same_numbers_every_time() -> None:
     made.plans[16] = Stream(16, 16, 32, split=4)
     x = normal(9, 176, dtype=torch.bfloat16)
     assert torch.equal(made(x), made(x))
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("split", [1, 4])
+@pytest.mark.parametrize("rows", [1, 7, 16])
+def test_a_transposed_tile_reads_its_norm_first(rows: int, split: int, gated: bool) -> None:
+    plan = Stream(16, 64, 32, split, swap=True)
+    assert plan.norm_apart
+    made, (norm, weight, _) = layer(2 * 72 if gated else 72, 304, True, gated, False, torch.float32)
+    made.plans[bucket(rows)] = plan
+    x = normal(rows, 304, scale=2.0)
+    norm, weight, _ = wide([norm, weight, None])
+    expected = (WIDE.gated if gated else WIDE.norm_linear)(norm, EPS, weight)
+    close(made(x), expected(x.double()))
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="buffers come round again, and can race, in compiled kernels alone")
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="buffers come round again, and can race, in compiled kernels alone")
+@pytest.mark.parametrize(("norm", "gated"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("rows", [1, 16, 32, 64])
+def test_every_candidate_at_full_size(rows: int, norm: bool, gated: bool) -> None:
+    made, parts = layer(8192 * (2 if gated else 1), 4096, norm, gated, bias=False, dtype=torch.bfloat16)
+    narrow = Product(made.product.weight[:4096], None, made.product.eps, gated)  # splits the inner dimension
+    scale, weight, _ = wide(parts)
+    x = normal(rows, 4096, dtype=torch.bfloat16)
+    if gated:
+        expected = WIDE.gated(scale, EPS, weight)(x.double())
+    else:
+        expected = (WIDE.norm_linear(scale, EPS, weight) if norm else WIDE.linear(weight))(x.double())
+    for plan in (*candidates(made.product, rows), *candidates(narrow, rows)):
+        made.plans[bucket(rows)] = plan
+        first = made(x)
+        close(first, expected)
+        assert all(torch.equal(made(x), first) for _ in range(20)), plan
 
 
 def test_folding_keeps_what_the_layer_computes() -> None:
