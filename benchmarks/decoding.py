@@ -31,7 +31,7 @@ class Case:
         """Whether a config can say it: no more nodes than paths, and a tree of width 1 holds the whole block."""
         if self.width is None or self.nodes in (0, "auto"):
             return self.width is None or self.nodes != 0
-        paths = sum(self.width**level for level in range(1, self.block))
+        paths: int = sum(self.width**level for level in range(1, self.block))
         return (self.block - 1 if self.width == 1 else 1) <= int(self.nodes) <= paths
 
     def draft(self, model: str | None = None) -> dict[str, Any]:

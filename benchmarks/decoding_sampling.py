@@ -122,7 +122,7 @@ def verify_alone(setting: Sampling, method: str, draws: int, seed: int = 0) -> t
             made[index] += more
         counts.update(each[:2] for each in made)
     rows = [definition(row, setting) for row in toy.target.numpy()]
-    cells = {(a, b): float(rows[0][a] * rows[a][b]) for a in range(VOCAB) for b in range(VOCAB)}
+    cells: dict[Path, float] = {(a, b): float(rows[0][a] * rows[a][b]) for a in range(VOCAB) for b in range(VOCAB)}
     if any(cells[path] == 0 for path in counts):
         return 0.0, tokens / rounds
     return p_value(counts, cells), tokens / rounds
