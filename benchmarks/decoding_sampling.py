@@ -35,12 +35,13 @@ def definition(logits: np.ndarray, how: Sampling) -> np.ndarray:
     scores = logits.astype(np.float64)
     order = np.argsort(-scores, kind="stable")
     if how.greedy:
-        return (np.arange(len(scores)) == order[0]).astype(np.float64)
+        point: np.ndarray = (np.arange(len(scores)) == order[0]).astype(np.float64)
+        return point
     weights = np.exp((scores - scores.max()) / how.temperature)[order]
     weights[how.top_k or len(weights) :] = 0
     before = np.cumsum(weights) - weights
     weights[1:][before[1:] >= how.top_p * weights.sum()] = 0
-    probabilities = np.zeros_like(weights)
+    probabilities: np.ndarray = np.zeros_like(weights)
     probabilities[order] = weights / weights.sum()
     return probabilities
 
