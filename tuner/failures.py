@@ -67,6 +67,7 @@ KILLED_ADVICE = (
     "then lower memory.kv_tokens or memory.max_running"
 )
 
+EXCEPTION = re.compile(r"^(?:[\w.]+\.)?\w+(?:Error|Exception): .+$", re.MULTILINE)  # the last line of a traceback
 # SGLang's launcher kills its own tree, itself included, when a child has failed.
 SUICIDE = re.compile(r"Received sigquit from a child process|kill_process_tree")
 
@@ -145,6 +146,8 @@ def _cause(remains: Remains, word: Word | None) -> tuple[FailureKind, str, str]:
     code = remains.exit.code if remains.exit is not None else None
     if code in EXIT_KINDS and _is_engine(remains.tail):
         return _by_stage(EXIT_KINDS[code], remains.stage), "", ""
+    if raised := EXCEPTION.findall(remains.tail):
+        return "crashed", "", raised[-1]
     killed = remains.exit is not None and (remains.exit.signal == signal.SIGKILL or code == 128 + signal.SIGKILL)
     if killed and not SUICIDE.search(remains.tail):
         return "crashed", KILLED_ADVICE, ""
@@ -176,14 +179,14 @@ def _is_engine(tail: str) -> bool:
 
 
 def _evidence(remains: Remains, quoted: str) -> tuple[str, ...]:
-    """Return what was seen, how the server ended, the line that decided, and the end of the log."""
+    """Return what was seen, how the server ended, the end of the log, and last the line that decided."""
     lines = [remains.reason] if remains.reason else []
     if remains.exit is not None:
         lines.append(f"the server ended with {remains.exit}")
-    if quoted:
-        lines.append(quoted)
     last = [line for line in remains.tail.splitlines() if line.strip()]
     lines += [line for line in last[-EVIDENCE_LINES:] if line != quoted]
+    if quoted:
+        lines.append(quoted)
     return tuple(_clip(line) for line in lines)
 
 

@@ -297,6 +297,7 @@ CAUSES: tuple[Pattern, ...] = (
         r"|does not recognize this architecture|Unrecognized (model in|configuration class)"
         r"|(argument|option) `trust_remote_code=True`|set .{0,30}trust_remote_code.{0,10} to True"
         r"|(Unknown|Unsupported|Invalid) quantization( method)?|quantization method .{0,60} is not supported"
+        r"|target_hidden feature dim mismatch"  # the drafter reads a layer that the server does not keep
         r"|architecture \S+ is not supported|no module or parameter named|has no \w*(vLLM|SGLang) implementation",
     ),
     _pattern(

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from engine.backends.shallow import first_layers
 from engine.config import BUNDLED, EngineConfig, draft_folder, target_folder
-from engine.estimate import Machine, Refusal, draft_paths
+from engine.estimate import DraftShape, Machine, Refusal, draft_paths
+from engine.shape import ModelShape
 
 DTYPES = ("auto", "bfloat16", "float32")
 KV_DTYPES = ("auto", "bfloat16", "fp8_e4m3", "fp8_e5m2")
@@ -53,6 +54,17 @@ def hub_drafts(config: EngineConfig, server: str) -> Iterator[Refusal]:
                 f"{server} has no such option, and the first layers of {name!r} can be split off only from a folder; "
                 f"run `hf download {name} --local-dir DIR` and give DIR, or set it to null",
             )
+
+
+def last_layer_tapped(shape: ModelShape, draft: DraftShape | None, server: str) -> Iterator[Refusal]:
+    """Yield that a drafter reads what the server never sees: these servers keep the residual stream *before* layers
+    only, so what leaves the last one is not among it, and the first request ends the server."""
+    if draft is not None and max(draft.taps) == shape.layers - 1:
+        yield Refusal(
+            "draft.model",
+            f"the drafter reads the target's last layer ({shape.layers - 1} of {shape.layers}), which {server} does "
+            "not hand to drafters; use the native engine, or a drafter trained on earlier layers",
+        )
 
 
 def too_many_gpus(config: EngineConfig, machine: Machine) -> Iterator[Refusal]:

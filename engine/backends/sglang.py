@@ -24,7 +24,15 @@ from engine.backends.base import (
     present,
 )
 from engine.backends.commands import find_command
-from engine.backends.names import draft_path, hub_drafts, one_of, precision, target_path, too_many_gpus
+from engine.backends.names import (
+    draft_path,
+    hub_drafts,
+    last_layer_tapped,
+    one_of,
+    precision,
+    target_path,
+    too_many_gpus,
+)
 from engine.backends.probe import unmapped
 from engine.backends.sglang_tokens import answer_generate, ask_generate
 from engine.backends.sglang_versions import NEWEST, VERSIONS, Version
@@ -239,16 +247,17 @@ class SGLang:
             yield Refusal("memory.prefill_chunk", f"SGLang needs a multiple of page_size {page}, not {chunk}")
 
     def model_refusals(self, shape: ModelShape, draft: DraftShape | None) -> tuple[Refusal, ...]:
-        """Return what of these models is not served: a quantised drafter, for drafters are pinned unquantised."""
+        """Return what of these models is not served: drafters are pinned unquantised, and see no last layer."""
+        found = list(last_layer_tapped(shape, draft, "SGLang"))
         if draft is not None and draft.core.quantization is not None:
-            return (
+            found.append(
                 Refusal(
                     "draft.model",
                     f"the drafter is quantised ({draft.core.quantization}) and would be loaded as if it were not; "
                     "use a bfloat16 drafter",
-                ),
+                )
             )
-        return ()
+        return tuple(found)
 
     # -------------------------------------------------------------------------------------------- what it answers
 

@@ -24,7 +24,14 @@ from engine.backends.base import (
     present,
 )
 from engine.backends.commands import find_command
-from engine.backends.names import draft_path, hub_drafts, precision, target_path, too_many_gpus
+from engine.backends.names import (
+    draft_path,
+    hub_drafts,
+    last_layer_tapped,
+    precision,
+    target_path,
+    too_many_gpus,
+)
 from engine.backends.probe import unmapped
 from engine.backends.shallow import shallow_name
 from engine.backends.tokens import answer_by_ids, ask_by_ids
@@ -176,8 +183,8 @@ class VLLM:
         return tuple(found)
 
     def model_refusals(self, shape: ModelShape, draft: DraftShape | None) -> tuple[Refusal, ...]:
-        """Return nothing: vLLM says itself which models it cannot run, before it loads them."""
-        return ()
+        """Return what vLLM would find out only at the first request; the rest it says itself, before it loads."""
+        return tuple(last_layer_tapped(shape, draft, "vLLM"))
 
     # -------------------------------------------------------------------------------------------- what it answers
 

@@ -78,7 +78,9 @@ def test_golden_commands_of_kimi(version: str) -> None:
 
 @pytest.mark.usefixtures("machine_file")
 def test_golden_commands_of_the_bundled_pair_on_a_gpu() -> None:
-    found = configs(load_space(BUNDLED_GPU), "H200")
+    space = load_space(BUNDLED_GPU)
+    judged = [space.judge(point, lambda _: ()) for point in space.points()]  # whatever the bundled drafter is
+    found = [config for config in judged if not isinstance(config, Infeasible)]
     assert len(found) == 8
     text = "\n".join(argv_text(config) for config in found)
     assert text == (FOLDER / "sglang-0.5.17-bundled-gpu-space.txt").read_text(encoding="utf-8")

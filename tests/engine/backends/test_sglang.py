@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine import backends
-from engine.backends import Ask, SGLang, shallow
+from engine.backends import VLLM, Ask, Backend, SGLang, shallow
 from engine.backends.sglang import PINS, SPECULATIVE_PINS
 from engine.backends.sglang_versions import VERSIONS
 from engine.config import PAIR, EngineConfig
@@ -123,6 +123,16 @@ def test_a_machine_without_a_gpu_runs_no_speculation_and_no_graphs() -> None:
     assert {refusal.path for refusal in backends.get(asked).refusals(asked, CPU)} == {"draft.kind", "graphs.kind"}
     asked = config(NONE)
     assert backends.get(asked).refusals(asked, CPU) == ()
+
+
+@pytest.mark.parametrize("backend", [SGLang("0.5.17", VERSIONS["0.5.17"]), VLLM("0.33.0")], ids=lambda each: each.kind)
+def test_a_drafter_that_reads_the_last_layer_is_refused(tmp_path: Path, backend: Backend) -> None:
+    """Both keep what enters a layer, so nothing holds what leaves the last one: a request would end the server."""
+    target = shape(tmp_path / "t", QWEN3_8B)
+    reads = draft(tmp_path / "d", dflash_config={"mask_token_id": 1, "target_layer_ids": [1, 17, 35]})
+    (refusal,) = backend.model_refusals(target, reads)
+    assert "last layer (35 of 36)" in refusal.reason
+    assert backend.model_refusals(target, draft(tmp_path / "e")) == ()
 
 
 def test_a_quantised_drafter_is_refused(tmp_path: Path) -> None:
