@@ -11,24 +11,21 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from itertools import islice
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, command_line
 from benchmarks.search.costs import COSTS
-from benchmarks.search.studies import PEERS, Cell, run
+from benchmarks.search.pool import play_all
+from benchmarks.search.studies import PEERS, Cell
 from benchmarks.search.surfaces import HERE, RECORDED, SURFACES
 from benchmarks.search.verdict import summary, verdicts
 from tuner.provenance import collect
 from tuner.records import digest
-from tuner.sampling.process import THREADS
 
 COMPARED = 3  # seeds of Optuna's samplers with crashes as constraints, which take long
 
@@ -108,29 +105,6 @@ def read_cells(path: Path, current: dict[str, str]) -> dict[str, dict[str, Any]]
         if document.pop("version") == current.get(cell.split("/")[1]):
             done[cell] = document
     return done
-
-
-def play(cell: Cell) -> tuple[Cell, dict[str, Any]]:
-    """Play one cell; return it with its figures and the CPU seconds it took."""
-    began = time.process_time()
-    figures = run(cell)
-    return cell, figures | {"cpu_s": round(time.process_time() - began, 1)}
-
-
-def play_all(cells: Sequence[Cell], jobs: int, deadline: float | None) -> Iterator[tuple[Cell, dict[str, Any]]]:
-    """Yield cells as they finish; start none after the deadline (of the monotonic clock)."""
-    left = (cell for cell in cells if deadline is None or time.monotonic() < deadline)
-    if jobs == 1:
-        yield from map(play, left)
-        return
-    os.environ.update(THREADS)  # of the processes that are spawned
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running = {pool.submit(play, cell) for cell in islice(left, jobs)}
-        while running:
-            done, running = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
-            running |= {pool.submit(play, cell) for cell in islice(left, len(done))}
 
 
 def free_cores() -> int:
