@@ -232,6 +232,7 @@ def memory_check(runtime: DeviceRuntime) -> dict[str, Any]:
     return {
         "used": used,
         "reserved": torch.cuda.memory_reserved(),
+        "allocated": torch.cuda.memory_allocated(),
         "peak_allocated": torch.cuda.max_memory_allocated(),
         "estimate": guess.total,
         "parts": guess.items(),
