@@ -8,6 +8,7 @@ EngineError
 │   ├── OutOfMemoryInCapture   a CUDA graph's tensors do not fit
 │   └── OutOfMemoryInTraffic   a step's tensors do not fit
 ├── GraphCaptureError    5   a CUDA graph could not be captured
+├── KernelError         70   a GPU kernel does not compile or run on this device
 └── PortError            6   the address is taken or not ours to bind
 """
 
@@ -83,6 +84,12 @@ class GraphCaptureError(EngineError):
 
     exit = Exit.GRAPH
     kind = "graph_capture"
+
+
+class KernelError(EngineError):
+    """A GPU kernel does not compile, or asks for more than this device has."""
+
+    kind = "kernel_compile"
 
 
 class PortError(EngineError):

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.config import Draft, PolicyDraft
 from engine.drafters.policy import PolicyDrafter
 from engine.request import Request
-from engine.runtime import Runtime
+from engine.runtime import Runtime, traffic_errors
 from engine.scheduler import Progress
 from engine.speculate import step
 from engine.tally import Tally
@@ -71,14 +71,19 @@ class Loop:
         return self._scheduler.running == 0 and self._scheduler.waiting == 0
 
     def advance(self) -> tuple[Progress, ...]:
-        """Run one step and return what it meant for each request."""
+        """Run one step and return what it meant for each request.
+
+        Raises:
+            OutOfMemoryInTraffic: the step's tensors do not fit.
+        """
         cache = self._engine.cache
         batch = self._scheduler.schedule(cache.free_pages)
         if batch.admitted:
             self._engine.drafter.settle(cache)
         for admission in batch.admitted:
             cache.admit(admission.id, admission.tokens)
-        output = step(batch, self._engine)
+        with traffic_errors():
+            output = step(batch, self._engine)
         progress = self._scheduler.apply(batch, output.tokens, output.scores, output.prompt_scores)
         for done in progress:
             if done.finish is not None:

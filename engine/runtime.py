@@ -33,7 +33,15 @@ from engine.config import (
 from engine.cost import CostTable
 from engine.drafters.build import DraftKit
 from engine.drafters.none import NoDrafter
-from engine.errors import ConfigError, EngineError, ModelError, NotYet, OutOfMemory, UnsupportedModel
+from engine.errors import (
+    ConfigError,
+    EngineError,
+    ModelError,
+    NotYet,
+    OutOfMemory,
+    OutOfMemoryInTraffic,
+    UnsupportedModel,
+)
 from engine.kv_cache import KVCache, PoolShape
 from engine.machine import cpu_name, detect_machine, usable_cores
 from engine.model.attention.torch import TorchAttention
@@ -249,6 +257,18 @@ def memory_errors() -> Iterator[None]:
         yield
     except (torch.OutOfMemoryError, MemoryError) as error:
         raise OutOfMemory("the weights do not fit into memory; use a smaller model or precision") from error
+
+
+@contextmanager
+def traffic_errors() -> Iterator[None]:
+    """Turn what torch raises when a step's tensors do not fit into an `OutOfMemoryInTraffic`."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryInTraffic(
+            "a step does not fit beside weights and cache; lower memory.kv_tokens or kv_fraction, "
+            "memory.prefill_chunk or memory.max_running"
+        ) from error
 
 
 def versions_of(plan: Plan) -> Versions:

@@ -19,7 +19,7 @@ from engine.device.state import State
 from engine.drafters.build import judge
 from engine.errors import ConfigError, OutOfMemoryInCapture
 from engine.kernels.base import Ops
-from engine.kernels.build import ops_for
+from engine.kernels.build import kernel_errors, ops_for
 from engine.kv_cache import PoolShape
 from engine.model.draft import draft_tensors
 from engine.model.target import target_tensors
@@ -89,6 +89,7 @@ def build_device(plan: Plan, ops: Ops | None = None) -> DeviceRuntime:
         ModelError: files are missing, truncated or of the wrong shape.
         OutOfMemory: weights, cache or a captured graph do not fit.
         GraphCaptureError: a graph cannot be captured.
+        KernelError: a kernel does not compile or run on this device.
     """
     config, device = plan.config, plan.device
     memory, dtype = config.memory, DTYPES[config.model.dtype]
@@ -102,7 +103,7 @@ def build_device(plan: Plan, ops: Ops | None = None) -> DeviceRuntime:
     pages = memory.kv_tokens // memory.page_size
     layers = max((draft.layers or 0 for draft in config.drafts if isinstance(draft, DFlashDraft)), default=0)
     draft_kv = None if plan.draft_shape is None else draft_pool(plan.draft_shape, layers)
-    with memory_errors():
+    with memory_errors(), kernel_errors(device):
         models = _models(plan, ops or ops_for(device), dtype, layers, longest)
         state = State(
             target=target_pool(plan.shape),
@@ -115,7 +116,8 @@ def build_device(plan: Plan, ops: Ops | None = None) -> DeviceRuntime:
             dtype=dtype,
             device=device,
         )
-    rounds = _rounds(plan, models, state)
+    with kernel_errors(device):
+        rounds = _rounds(plan, models, state)
     target_bytes, draft_bytes = _token_bytes(target_pool(plan.shape), dtype), _token_bytes(draft_kv, dtype)
     return DeviceRuntime(
         plan=plan,

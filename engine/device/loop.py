@@ -22,10 +22,11 @@ from engine.device.schedule import Launch
 from engine.device.scores import Scores, score
 from engine.device.state import Style, upload
 from engine.drafters.base import DraftWork
-from engine.errors import ConfigError, GraphCaptureError, OutOfMemory, OutOfMemoryInTraffic
+from engine.errors import ConfigError, GraphCaptureError, OutOfMemory
 from engine.loop import Stats
 from engine.policy import Switch, entry_for
 from engine.request import Request, Scored
+from engine.runtime import traffic_errors
 from engine.scheduler import Progress
 from engine.speculate import StepOutput, Work
 from engine.tally import Tally
@@ -116,13 +117,8 @@ class DeviceLoop:
         Raises:
             OutOfMemoryInTraffic: the step's tensors do not fit.
         """
-        try:
+        with traffic_errors():
             return self._advance()
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemoryInTraffic(
-                "a step does not fit beside weights and cache; lower memory.kv_tokens or kv_fraction, "
-                "memory.prefill_chunk or memory.max_running"
-            ) from error
 
     @torch.inference_mode()
     def _advance(self) -> tuple[Progress, ...]:

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine import estimate
+from engine import estimate, loop
 from engine.config import EngineConfig
 from engine.device.bench import TITLES, copy_bandwidth, line, measure, prefill_of
 from engine.device.build import build_device
@@ -21,10 +21,19 @@ from engine.device.ring import DEPTH, Ring
 from engine.device.rounds import batch_sizes
 from engine.device.schedule import LateScheduler
 from engine.device.state import State, Style
-from engine.errors import Exit, GraphCaptureError, OutOfMemory, OutOfMemoryInCapture
+from engine.errors import (
+    Exit,
+    GraphCaptureError,
+    KernelError,
+    OutOfMemory,
+    OutOfMemoryInCapture,
+    OutOfMemoryInTraffic,
+)
+from engine.kernels.build import kernel_errors
 from engine.kv_cache import PoolShape
+from engine.loop import Loop
 from engine.request import GREEDY, Request, Sampling
-from engine.runtime import resolve
+from engine.runtime import build, resolve
 from tests.engine.test_speculate import SMOKE
 
 CPU = torch.device("cpu")
@@ -185,3 +194,24 @@ def test_a_round_is_split(requests: int, monkeypatch: pytest.MonkeyPatch) -> Non
     if requests == 1:
         assert list(prefill_of(runtime)) == [128]
         assert runtime.pages.free == runtime.pages.pages
+
+
+def test_a_kernel_that_does_not_compile_is_named() -> None:
+    triton_errors = pytest.importorskip("triton.errors", reason="a CPU-only torch comes without Triton")
+    refusal = pytest.raises(KernelError, match=r"too large; use attention\.backend torch")
+    with refusal as refused, kernel_errors(torch.device("cuda")):
+        raise triton_errors.TritonError("too large\nat line 3")
+    assert (refused.value.exit, refused.value.kind) == (Exit.INTERNAL, "kernel_compile")
+
+
+def test_a_step_without_room_is_reported_by_the_old_loop_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = build(resolve(EngineConfig.model_validate({"model": {"target": str(SMOKE / "target")}})))
+    served = Loop(runtime)
+    assert served.submit(Request(0, (1, 2, 3), 2)) is None
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(loop, "step", full)
+    with pytest.raises(OutOfMemoryInTraffic, match=r"lower memory\.kv_tokens"):
+        served.advance()
