@@ -160,8 +160,8 @@ def _parts(runtime: DeviceRuntime, work: Round, lanes: Tensor) -> list[Callable[
     add = runtime.rounds.graphs.add
 
     def draft() -> Any:
-        places, roots, draws = work.begin(lanes)
-        return places, draws, work.propose(places, roots, draws)
+        places, draws = work.begin(lanes)
+        return places, draws, work.propose(places, draws)
 
     first = add("the draft of a round", draft)
     places, draws, block = first()
@@ -170,7 +170,7 @@ def _parts(runtime: DeviceRuntime, work: Round, lanes: Tensor) -> list[Callable[
 
     def commit() -> None:
         kept, tokens = work.accept(block, scored.logits, places, draws)
-        work.commit(kept, tokens, scored.features, places)
+        work.commit(block, kept, tokens, scored.features, places)
 
     return [first, second, add("the commit of a round", commit)]
 

@@ -66,9 +66,9 @@ class Alone:
 
     rows, forced = 1, None
 
-    def __call__(self, places: Rows, roots: Tensor, draws: sampling.Batch | None) -> Block:
+    def __call__(self, places: Rows, draws: sampling.Batch | None) -> Block:
         """Return [b, 1]."""
-        return Block(roots[:, None])
+        return Block(places.roots[:, None])
 
 
 class Chain:
@@ -82,9 +82,10 @@ class Chain:
         self._layers = config.layers or models.draft.layers
         self._draws = config.sample == "probabilistic"
 
-    def __call__(self, places: Rows, roots: Tensor, draws: sampling.Batch | None) -> Block:
+    def __call__(self, places: Rows, draws: sampling.Batch | None) -> Block:
         """Return [b, block]: the likeliest tokens, or drawn like the requests' own."""
-        lanes, rows = roots.shape[0], self.rows
+        roots, rows = places.roots, self.rows
+        lanes = roots.shape[0]
         tokens = torch.full((lanes, rows), self._model.shape.mask_token_id, dtype=roots.dtype, device=roots.device)
         tokens[:, 0] = roots
         attend = attention(self._ops, places, self._state.max_tokens, causal=False)
@@ -117,21 +118,21 @@ class Round:
 
     def __call__(self, lanes: Tensor) -> Outcome:
         """Run one round of `lanes` [b] int32, rows of the state."""
-        places, roots, draws = self.begin(lanes)
-        block = self.propose(places, roots, draws)
+        places, draws = self.begin(lanes)
+        block = self.propose(places, draws)
         scored = self.verify(block, places)
         kept, tokens = self.accept(block, scored.logits, places, draws)
-        self.commit(kept, tokens, scored.features, places)
-        return Outcome(torch.cat([kept[:, None], tokens], dim=1), scored.logits)
+        packed = self.commit(block, kept, tokens, scored.features, places)
+        return Outcome(packed, scored.logits)
 
-    def begin(self, lanes: Tensor) -> tuple[Rows, Tensor, sampling.Batch | None]:
-        """Return the round's rows, the newest token of every lane, and how lanes sample."""
-        places = self._state.rows(lanes, self._draft.rows)
-        return places, self._state.roots[places.lanes], self._state.draws(places.lanes, self._style)
+    def begin(self, lanes: Tensor) -> tuple[Rows, sampling.Batch | None]:
+        """Return the round's rows, and how lanes sample."""
+        places = self._state.rows(lanes, self._draft.rows, self._models.ops)
+        return places, self._state.draws(lanes, self._style)
 
-    def propose(self, places: Rows, roots: Tensor, draws: sampling.Batch | None) -> Block:
+    def propose(self, places: Rows, draws: sampling.Batch | None) -> Block:
         """Draft a block of every lane."""
-        return self._draft(places, roots, draws)
+        return self._draft(places, draws)
 
     def verify(self, block: Block, places: Rows) -> Scored:
         """Run the target on all rows of all blocks."""
@@ -142,15 +143,20 @@ class Round:
         )
         return Scored(target.logits(hidden).view(*block.tokens.shape, -1), features)
 
-    def accept(self, block: Block, logits: Tensor, places: Rows, draws: sampling.Batch | None) -> tuple[Tensor, Tensor]:
-        """Return how many new tokens every lane gets [b], and the tokens [b, rows], anything behind them."""
+    def accept(
+        self, block: Block, logits: Tensor, places: Rows, draws: sampling.Batch | None
+    ) -> tuple[Tensor | None, Tensor]:
+        """Return how many new tokens every lane gets [b], and the tokens [b, rows], anything behind them.
+
+        No number means: one more than the leading drafted tokens that are the target's own.
+        """
         positions = places.positions.view(block.tokens.shape).long()
         if draws is not None and block.probabilities is not None and self._draft.forced is None:
             return _rejection(block.tokens, block.probabilities, logits, positions, draws)
         choices = choose(logits, positions, draws, self._models.ops)
         if self._draft.forced is None:
-            return verify.agreed(block.tokens, choices) + 1, choices
-        return self._forced(self._draft.forced, positions[:, 0], places.lanes), choices
+            return None, choices
+        return self._forced(self._draft.forced, positions[:, 0], places.paged.lanes.long()), choices
 
     def _forced(self, accept_length: float, positions: Tensor, lanes: Tensor) -> Tensor:
         """Return whole numbers next to the accept length, at random in proportion: see `verify.forced`."""
@@ -158,17 +164,18 @@ class Round:
         drawn = sampling.uniform(lanes, positions, sampling.FORCED)
         return ((drawn < accept_length - base).long() + base).clamp(1, self._draft.rows)
 
-    def commit(self, kept: Tensor, tokens: Tensor, features: Tensor | None, places: Rows) -> None:
-        """Keep the rows of root and accepted tokens, and show all rows to the drafter.
+    def commit(
+        self, block: Block, kept: Tensor | None, tokens: Tensor, features: Tensor | None, places: Rows
+    ) -> Tensor:
+        """Keep the rows of root and accepted tokens, and show all rows to the drafter; return `Outcome.packed`.
 
         Context of rejected rows lies behind the length, where nobody looks before the next round writes over it.
         """
-        last = tokens.gather(1, kept[:, None] - 1)[:, 0]
-        self._state.grow(places.lanes, kept)
-        self._state.roots.index_copy_(0, places.lanes, last)
+        packed = self._models.ops.settle(self._state.standing, places.paged.lanes, block.tokens, tokens, kept)
         draft, pool = self._models.draft, self._state.draft
         if draft is not None and pool is not None and features is not None:
             draft.write_context(features, places.positions, places.write, pool)
+        return packed
 
 
 def choose(logits: Tensor, positions: Tensor, draws: sampling.Batch | None, ops: Ops) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine import sampling
 from engine.errors import OutOfMemory
-from engine.kernels.base import Paged
+from engine.kernels.base import Ops, Paged, Standing
 from engine.kv_cache import PoolShape
 from engine.request import Sampling
 
@@ -39,12 +39,13 @@ class Style(IntEnum):
 class Rows:
     """The rows of one forward: `rows` a lane, directly after its cached tokens.
 
-    `lanes` [b] int64 rows of the state; `positions`, `write` [b × rows] int32: position and KV slot of every row.
+    `roots` [b] int64: the newest token of every lane, the first row's; `positions`, `write` [b × rows] int32: position
+    and KV slot of every row.
     """
 
-    lanes: Tensor
     paged: Paged
     rows: int
+    roots: Tensor
     positions: Tensor
     write: Tensor
 
@@ -86,11 +87,23 @@ class State:
         blank = torch.tensor(self._blank, dtype=torch.int32)
         self.table = blank.expand(max_running + 1, -1).contiguous().to(device)
         # The table position by position: a round looks a row's slot up in one operation.
-        self._slots = self._slots_of(self.table).flatten(1)
-        self.lengths = torch.zeros(max_running + 1, dtype=torch.int32, device=device)
-        self.roots = torch.zeros(max_running + 1, dtype=torch.int64, device=device)
+        self.standing = Standing(
+            lengths=torch.zeros(max_running + 1, dtype=torch.int32, device=device),
+            roots=torch.zeros(max_running + 1, dtype=torch.int64, device=device),
+            slots=self._slots_of(self.table).flatten(1),
+        )
         self._whole = torch.zeros(max_running + 1, 2, dtype=torch.int64, device=device)  # top_k, seed
         self._real = torch.zeros(max_running + 1, 2, dtype=torch.float64, device=device)  # temperature, top_p
+
+    @property
+    def lengths(self) -> Tensor:
+        """Cached tokens of every row [max_running + 1] int32."""
+        return self.standing.lengths
+
+    @property
+    def roots(self) -> Tensor:
+        """Newest token of every row [max_running + 1] int64."""
+        return self.standing.roots
 
     @property
     def max_tokens(self) -> int:
@@ -101,24 +114,21 @@ class State:
         """Give a row to a request whose prompt comes next."""
         table = upload([*pages, *self._blank[len(pages) :]], torch.int32, self.device)
         self.table[row].copy_(table)
-        self._slots[row].copy_(self._slots_of(table).flatten())
+        self.standing.slots[row].copy_(self._slots_of(table).flatten())
         self.lengths[row].zero_()
         whole = [how.top_k, sampling.signed(how.seed)]
         self._whole[row].copy_(upload(whole, torch.int64, self.device))
         self._real[row].copy_(upload([how.temperature, how.top_p], torch.float64, self.device))
 
-    def rows(self, lanes: Tensor, rows: int) -> Rows:
+    def rows(self, lanes: Tensor, rows: int, ops: Ops) -> Rows:
         """Return places for `rows` rows after the cached tokens of `lanes` [b] int32; lengths do not change."""
-        wide = lanes.long()
-        lengths = self.lengths[wide]
-        places = lengths[:, None] + self._steps[:rows]
-        write = self.slots(wide[:, None], places)
-        paged = Paged(self.table, lanes, lengths, self.page_size)
-        return Rows(wide, paged, rows, places.flatten(), write.flatten())
+        places = ops.places(self.standing, lanes, rows)
+        paged = Paged(self.table, lanes, places.cached, self.page_size)
+        return Rows(paged, rows, places.roots, places.positions, places.write)
 
     def slots(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Return the KV slots, int32, of positions of requests in `rows` int64, which broadcast."""
-        return self._slots[rows, positions]
+        return self.standing.slots[rows, positions]
 
     def grow(self, lanes: Tensor, counts: Tensor) -> None:
         """Keep `counts` [b] more rows of `lanes` [b] int64; nobody's length stays 0."""
@@ -126,9 +136,10 @@ class State:
         self.lengths[self.nobody].zero_()
 
     def draws(self, lanes: Tensor, style: Style) -> sampling.Batch | None:
-        """Return how `lanes` [b] int64 sample, None when all are greedy."""
+        """Return how `lanes` [b] sample, None when all are greedy."""
         if style is Style.GREEDY:
             return None
+        lanes = lanes.long()
         whole, real = self._whole[lanes], self._real[lanes]
         return sampling.Batch(
             temperature=real[:, 0],

@@ -29,6 +29,35 @@ class Paged:
     page_size: int
 
 
+@dataclass(frozen=True)
+class Standing:
+    """Where requests stand between rounds, one row each; the last row is nobody's, and stays 0 in the first two.
+
+    `lengths` [requests] int32: cached tokens. `roots` [requests] int64: the newest token, not cached yet.
+    `slots` [requests, positions] int32: the KV slot of every position, the page table written out.
+    """
+
+    lengths: Tensor
+    roots: Tensor
+    slots: Tensor
+
+    @property
+    def nobody(self) -> int:
+        """The last row."""
+        return self.lengths.shape[0] - 1
+
+
+@dataclass(frozen=True)
+class Places:
+    """A round's rows. `cached` [b] int32 tokens before them, `roots` [b] int64 the newest token of every lane;
+    `positions`, `write` [b × rows] int32: position and KV slot of every row."""
+
+    cached: Tensor
+    roots: Tensor
+    positions: Tensor
+    write: Tensor
+
+
 class Linear(Protocol):
     """y = x Wᵀ + b for x [rows, in], behind whatever it was built with (a norm in front, a gate after it)."""
 
@@ -155,4 +184,22 @@ class Ops(Protocol):
 
     def argmax(self, logits: Tensor) -> Tensor:
         """Return the index [T] int64 of the largest of [T, vocab]: the first of equals, a valid one in any case."""
+        ...
+
+    def places(self, standing: Standing, lanes: Tensor, rows: int) -> Places:
+        """Return the places of `rows` rows behind what `lanes` [b] int32 have cached."""
+        ...
+
+    def settle(self, standing: Standing, lanes: Tensor, drafted: Tensor, tokens: Tensor, kept: Tensor | None) -> Tensor:
+        """End a round: lengths grow by the tokens kept, the last of which is the new root. Nobody's row stays 0.
+
+        Args:
+            lanes: [b] int32, none twice but nobody's.
+            drafted: [b, rows] int64, the root first.
+            tokens: [b, rows] int64, what follows each row.
+            kept: [b] int64, 1 … rows; when None, one more than the leading drafted tokens that equal `tokens`.
+
+        Returns:
+            [b, 1 + rows] int64: the number kept, then `tokens`.
+        """
         ...

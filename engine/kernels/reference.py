@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.kernels.base import Gated, Linear, Paged
+from engine import verify
+from engine.kernels.base import Gated, Linear, Paged, Places, Standing
 
 
 class ReferenceLinear:
@@ -122,6 +123,23 @@ class ReferenceOps:
 
     def argmax(self, logits: Tensor) -> Tensor:
         return logits.max(dim=-1).indices
+
+    def places(self, standing: Standing, lanes: Tensor, rows: int) -> Places:
+        wide = lanes.long()
+        cached = standing.lengths[wide]
+        positions = cached[:, None] + torch.arange(rows, dtype=torch.int32, device=lanes.device)
+        write = standing.slots[wide[:, None], positions.long()]
+        return Places(cached, standing.roots[wide], positions.flatten(), write.flatten())
+
+    def settle(self, standing: Standing, lanes: Tensor, drafted: Tensor, tokens: Tensor, kept: Tensor | None) -> Tensor:
+        wide = lanes.long()
+        if kept is None:
+            kept = verify.agreed(drafted, tokens) + 1
+        standing.lengths.index_add_(0, wide, kept.to(torch.int32))
+        standing.roots.index_copy_(0, wide, tokens.gather(1, kept[:, None] - 1)[:, 0])
+        for each in (standing.lengths, standing.roots):
+            each[standing.nobody].zero_()
+        return torch.cat([kept[:, None], tokens], dim=1)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

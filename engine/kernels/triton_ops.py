@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from engine.errors import UnsupportedModel
-from engine.kernels import argmax, attention, choice, gate, norm, prefill, rope
+from engine.kernels import argmax, attention, choice, gate, norm, prefill, rope, turns
 from engine.kernels.attention import AttendPlan
-from engine.kernels.base import Gated, Linear, Paged
+from engine.kernels.base import Gated, Linear, Paged, Places, Standing
 from engine.kernels.choice import Book, TritonLinear
 from engine.kernels.linear import Product
 from engine.kernels.prefill import PrefillPlan
@@ -92,6 +92,12 @@ class TritonOps:
 
     def argmax(self, logits: Tensor) -> Tensor:
         return argmax.argmax(logits)
+
+    def places(self, standing: Standing, lanes: Tensor, rows: int) -> Places:
+        return turns.places(standing, lanes, rows)
+
+    def settle(self, standing: Standing, lanes: Tensor, drafted: Tensor, tokens: Tensor, kept: Tensor | None) -> Tensor:
+        return turns.settle(standing, lanes, drafted, tokens, kept)
 
     def _layer(self, product: Product) -> TritonLinear:
         layer = TritonLinear(product)
