@@ -150,13 +150,13 @@ class Round:
 
         No number means: one more than the leading drafted tokens that are the target's own.
         """
-        positions = places.positions.view(block.tokens.shape).long()
+        positions = places.positions.view(block.tokens.shape)
         if draws is not None and block.probabilities is not None and self._draft.forced is None:
-            return _rejection(block.tokens, block.probabilities, logits, positions, draws)
+            return _rejection(block.tokens, block.probabilities, logits, positions.long(), draws)
         choices = choose(logits, positions, draws, self._models.ops)
         if self._draft.forced is None:
             return None, choices
-        return self._forced(self._draft.forced, positions[:, 0], places.paged.lanes.long()), choices
+        return self._forced(self._draft.forced, positions[:, 0].long(), places.paged.lanes.long()), choices
 
     def _forced(self, accept_length: float, positions: Tensor, lanes: Tensor) -> Tensor:
         """Return whole numbers next to the accept length, at random in proportion: see `verify.forced`."""
@@ -182,7 +182,8 @@ def choose(logits: Tensor, positions: Tensor, draws: sampling.Batch | None, ops:
     """Return the target's token [b, rows] after rows at `positions` [b, rows]: likeliest, or drawn."""
     if draws is None:
         return ops.argmax(logits.flatten(0, 1)).view(logits.shape[:2])
-    parts = [sampling.choose(logits[p], positions[p] + 1, _of(draws, p)) for p in _parts(logits)]
+    following = positions.long() + 1
+    parts = [sampling.choose(logits[p], following[p], _of(draws, p)) for p in _parts(logits)]
     return torch.cat(parts)
 
 
