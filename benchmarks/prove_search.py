@@ -38,6 +38,11 @@ def unit_tests() -> dict[str, Any]:
     return passing_tests(*(f"tests/tuner/{name}" for name in (*files, *more)))
 
 
+def long_tests() -> dict[str, Any]:
+    """What takes too long for every run: trials side by side that overlap, a batch cut by a death, a right guess."""
+    return passing_tests("-m", "proof", "tests/tuner/sampling", "tests/tuner/test_packed_search.py")
+
+
 def controller() -> dict[str, Any]:
     """A real search: the controller's memory at its highest, and whether it ever held torch."""
     most, torch = 0, False
@@ -61,4 +66,10 @@ def high_water(process: Path) -> int:
     return next((int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
 
 
-STEPS = {"unit tests": unit_tests, "controller": controller, "packing": packing, "studies": studies}
+STEPS = {
+    "unit tests": unit_tests,
+    "long tests": long_tests,
+    "controller": controller,
+    "packing": packing,
+    "studies": studies,
+}

@@ -11,6 +11,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
+
+from engine.config import EngineConfig, NoDraft
+from engine.estimate import draft_at
 from tuner.importance import shares
 from tuner.labels import label
 from tuner.pick import THROUGHPUT, Recommendation
@@ -76,8 +80,7 @@ def bound_of(record: TrialRecord, concurrency: int) -> str | None:
     """Return what bounds a trial at a load: memory, compute, host or acceptance; None where nothing is known."""
     level = record.level(concurrency)
     accept = level.metrics.get("accept_length") if level is not None else None
-    speculates = _draft_at(record.config.get("draft", {}), concurrency).get("kind", "none") != "none"
-    if speculates and accept is not None and accept < POOR_ACCEPTANCE:
+    if accept is not None and accept < POOR_ACCEPTANCE and _speculates(record.config, concurrency):
         return "acceptance"
     found = (record.headroom or {}).get(str(concurrency))
     if not isinstance(found, Mapping) or "share" not in found:
@@ -85,12 +88,12 @@ def bound_of(record: TrialRecord, concurrency: int) -> str | None:
     return "host" if found["share"] < HOST_SHARE else str(found["bound"])
 
 
-def _draft_at(draft: Mapping[str, Any], running: int) -> Mapping[str, Any]:
-    """Return the draft that serves so many running requests: of a policy, its row."""
-    for first, last, inner in draft.get("by_running", ()):
-        if first <= running and (last is None or running <= last):
-            return dict(inner)
-    return draft
+def _speculates(config: Mapping[str, Any], running: int) -> bool:
+    """Whether a recorded configuration drafts at so many running requests; one of another version counts as not."""
+    try:
+        return not isinstance(draft_at(EngineConfig.model_validate(config), running), NoDraft)
+    except ValidationError:
+        return False
 
 
 def importance(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> dict[str, float]:

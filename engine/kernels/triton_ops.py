@@ -43,6 +43,7 @@ class TritonOps:
     def prepare(self, rows: Sequence[int]) -> None:
         if self._device.type == "cuda":
             choice.choose(self._layers, rows, Book.of(self._device))
+            torch.cuda.empty_cache()  # buffers that measuring took
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return norm.add_norm(x, None, weight, eps)[1]

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.tuner import packed
 from tests.waiting import wait_until
 from tuner.leases import held_locks
@@ -39,6 +41,7 @@ def test_trials_share_the_gpus_out_and_measure_one_after_another(tmp_path: Path)
     assert held_locks() == ()
 
 
+@pytest.mark.proof
 def test_neighbours_that_do_not_disturb_each_other_measure_at_the_same_time(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     packed.begin(folder, trials=2, scale=0.2, text=packed.SPACE.replace("windows: exclusive", "windows: calibrate"))
@@ -55,6 +58,7 @@ def test_neighbours_that_do_not_disturb_each_other_measure_at_the_same_time(tmp_
     assert packed.clashes(packed.held_in(folder), exclusive=False) == []
 
 
+@pytest.mark.proof
 def test_a_batch_that_a_death_cut_is_finished_and_nothing_is_measured_twice(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     packed.begin(folder, trials=7, scale=0.3)

@@ -231,7 +231,8 @@ def test_a_sampler_that_dies_ends_the_search_with_a_word_and_the_study_goes_on_l
     class Killing(Notes):
         def trial_ends(self, record: TrialRecord, progress: object) -> None:
             if record.trial == 2:
-                (child,) = [c for c in psutil.Process().children() if "tuner.sampling.process" in c.cmdline()]
+                alive = [c for c in psutil.Process().children() if c.status() != psutil.STATUS_ZOMBIE]
+                (child,) = [c for c in alive if "tuner.sampling.process" in c.cmdline()]
                 child.kill()
                 child.wait(LIMIT)
 

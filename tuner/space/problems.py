@@ -26,6 +26,9 @@ def file_problems(error: ValidationError, document: Document, root: type[BaseMod
     problems = []
     for detail in error.errors(include_url=False):
         path: Path = tuple(detail["loc"])
+        given = detail["input"]
+        if detail["type"] == "union_tag_invalid" and isinstance(given, Mapping) and "kind" in given:
+            path = (*path, "kind")
         message, hint = in_words(detail, document.booleans.get(path))
         name = ".".join(str(part) for part in path)
         if detail["type"] == "missing":

@@ -128,6 +128,7 @@ def test_the_roofline_guesses_what_it_can() -> None:
     assert by_block[8] < by_block[None]  # lower cost: a memory-bound target is faster with a draft
 
 
+@pytest.mark.proof
 def test_a_right_guess_is_followed_at_once(boxes: Game) -> None:
     aims = [(o, o.level(boxes.space.levels)) for o in boxes.space.file.objectives]
     values = [[value_at(row.record, o, level) for o, level in aims] for row in boxes.table.rows]
@@ -139,6 +140,7 @@ def test_a_right_guess_is_followed_at_once(boxes: Game) -> None:
     assert sum(with_it) > sum(without)
 
 
+@pytest.mark.proof
 def test_the_search_ends_when_nothing_more_is_expected(boxes: Game) -> None:
     assert outlook(told(boxes, 3).view(3), Surrogate()) is None
     early = outlook(told(boxes, 16).view(16), Surrogate())

@@ -28,7 +28,7 @@ MISTAKES = [
     ("choices: [4, 8]", "choicess: [4, 8]", 8, 21, "one of choices, int, float", "did you mean choices?"),
     ("batch_sizes", "batch_size", 10, 54, "no such field", "did you mean batch_sizes?"),
     ("kind: captured", "kind: captred", 10, 44, "'captred' is not one of", "did you mean captured?"),
-    ("kind: local", "kind: ray", 17, 18, "'ray' is not one of local", ""),
+    ("kind: local", "kind: ray", 17, 18, "'ray' is not one of local, packed", ""),
     ("max_running: 16", "max_running: many", 5, 25, "a valid integer", ""),
     ("memory: {max_running: 16}", "memory: 5", 5, 11, "a mapping is meant", ""),
     ("seed: 0", "seed: x", 2, 28, "a valid integer", ""),
