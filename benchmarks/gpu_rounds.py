@@ -130,6 +130,8 @@ def pair() -> dict[str, Any]:
 
 def rounds_long() -> dict[str, Any]:
     """Split one request's round of the 8B shape over 32 k cached tokens: 1 row, and 16 rows."""
+    import torch
+
     from engine.config import EngineConfig, load_launch
     from engine.device.bench import copy_bandwidth, split_of
     from engine.device.build import build_device
@@ -144,7 +146,8 @@ def rounds_long() -> dict[str, Any]:
         document["graphs"]["batch_sizes"] = [1]
         plan = resolve(EngineConfig.model_validate(document))
         runtime, draft = build_device(plan), draft_at(plan.config, 1)
-        split = split_of(runtime, draft, 1, LONG)
+        with torch.inference_mode():
+            split = split_of(runtime, draft, 1, LONG)
         work = round_time(plan.config, plan.shape, plan.draft_shape, detect_machine(), 1, LONG, 1.0)
         share = work.verify.bytes / split.verify_ms * 1000 / copy_bandwidth(plan.device)
         found[name] = asdict(split) | {"bytes_of_verify": work.verify.bytes, "verify_share_of_copy": share}
