@@ -23,7 +23,7 @@ from tuner.budget import SHARE
 from tuner.confirm import Answer, Contender, answer, contenders, next_to_measure
 from tuner.errors import UsageError
 from tuner.pareto import non_dominated
-from tuner.points import violations
+from tuner.points import objectives_of, violations
 from tuner.records import Level, MetricName, TrialRecord, canonical
 from tuner.sampling import SAMPLERS, Pool, Sampler, key_of, seed_of
 from tuner.sampling.acquisition import hypervolume
@@ -177,13 +177,11 @@ def value_at(record: TrialRecord, objective: Objective, load: int) -> float | No
 def _costs(record: TrialRecord, space: Space) -> Array | None:
     if record.state != "measured" or any(v > 0 for v in violations(record.levels, space.file.constraints)):
         return None
-    made = []
-    for objective in space.file.objectives:
-        value = value_at(record, objective, objective.level(space.levels))
-        if value is None:
-            return None
-        made.append(value if objective.goal == "min" else -value)
-    return np.array(made)
+    values = objectives_of(record, space)
+    if any(value is None for value in values):
+        return None
+    signs = [1.0 if objective.goal == "min" else -1.0 for objective in space.file.objectives]
+    return np.array(values, dtype=np.float64) * signs
 
 
 def measured_again(row: Row, trial: int, rng: np.random.Generator, of: int | None = None) -> TrialRecord:
