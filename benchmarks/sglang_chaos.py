@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,11 +25,12 @@ import yaml
 
 from benchmarks.common import ROOT
 from benchmarks.sglang_gpu import lines
+from tests.waiting import alive as lives
 from tuner.leases import NotLeased, held_locks, lease, runtime_folder
 from tuner.machine import look_at_gpus
 from tuner.quarantine import SLACK_MIB, shut_gpus
 from tuner.records import LeaseRequest
-from tuner.supervise import is_watchdog, marked
+from tuner.supervise import is_watchdog, marked, port_free
 
 TRIALS = 3
 WINDOW = "15s"
@@ -295,22 +295,4 @@ def not_above(now: dict[str, int], before: dict[str, int]) -> bool:
 
 def alive(pids: Sequence[int]) -> list[int]:
     """Return the processes that still live; a zombie does not."""
-    found = []
-    for pid in pids:
-        try:
-            if psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                found.append(pid)
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
-def port_free(port: int) -> bool:
-    """Whether a loopback port can be bound."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    return [pid for pid in pids if lives(pid)]

@@ -349,20 +349,21 @@ def listens(pids: Sequence[int], port: int) -> bool | None:
             for connection in psutil.Process(pid).net_connections(kind="tcp"):
                 if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
                     return True
-    return None if _free(port) else False
+    return None if port_free(port) else False
 
 
 def _becomes_free(port: int) -> bool:
     """Wait until nobody listens on a port, for a few seconds: the kernel is a little behind the processes."""
     deadline = time.monotonic() + PORT_SECONDS
-    while not _free(port):
+    while not port_free(port):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True
 
 
-def _free(port: int) -> bool:
+def port_free(port: int) -> bool:
+    """Whether a loopback port can be bound."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
