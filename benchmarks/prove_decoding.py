@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import itertools
 import json
-import time
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-import torch
-
 from benchmarks.common import RESULTS, ROOT, bundled_prompts, passing_tests, write
 from benchmarks.decoding import Case, Outcome, decode, differences, in_batches, loop_of, pairwise
 from benchmarks.decoding_gate import gate_step
+from benchmarks.decoding_growing import growing
 from benchmarks.decoding_sampling import METHODS, Reference, holm, p_value, through_the_engine, verify_alone
-from engine.bench import DECODE_CONCURRENCY, bench, decode_configs, run_requests
-from engine.config import BUNDLED, EngineConfig
-from engine.loop import Loop
+from engine.bench import DECODE_CONCURRENCY, bench, decode_configs
+from engine.config import BUNDLED
 from engine.request import Sampling
-from engine.runtime import build, resolve
 from tests.faults.sampling import draft_probability_missing, residual_not_renormalised, temperature_high
 
 SMOKE = ROOT / "tests" / "data" / "smoke_pair"
@@ -190,50 +186,6 @@ def mutations() -> dict[str, Any]:
 
 # --------------------------------------------------------------------------------------------------------------- speed
 
-BUDGETS = (3, 5, 7, 9, 11, 15, 19, 23, 31)
-REPEATS = {1: 10, 4: 6, 16: 3}
-SLOWEST = 0.97
-
-
-def growing(concurrency: int) -> dict[str, Any]:
-    """`nodes: auto` against fixed budgets, interleaved: never more than 3 % slower than the best of them.
-
-    Judged by the process's own CPU time where the engine has one thread: on a quiet machine that is the time, and on
-    a shared one it is the time without the neighbours. The times by the clock stand beside it. Every arm decodes all
-    prompts once before: the first product with a number of rows prepares a kernel, which costs as much as a round, and
-    trees that grow meet more numbers.
-    """
-    arms = {f"{nodes} nodes": nodes for nodes in BUDGETS} | {"auto": "auto"}
-    loops = {name: _served({"kind": "ddtree", "block_size": 8, "nodes": nodes}) for name, nodes in arms.items()}
-    own = torch.get_num_threads() == 1
-    spent: dict[str, list[float]] = {name: [] for name in arms}
-    elapsed = dict.fromkeys(arms, 0.0)
-    prompts, repeats = bundled_prompts(), REPEATS[concurrency]
-    for repeat in range(-repeats, repeats):  # the first half warms up
-        chosen = [prompts[(repeat % repeats * concurrency + i) % len(prompts)] for i in range(concurrency)]
-        for name, loop in loops.items():
-            began = time.process_time()
-            run = run_requests(loop, chosen, 64)
-            if repeat >= 0:
-                spent[name].append(time.process_time() - began if own else run.seconds)
-                elapsed[name] += run.seconds
-    tokens = 64 * concurrency * repeats
-    best = max((name for name in arms if name != "auto"), key=lambda name: tokens / sum(spent[name]))
-    ratio = sum(spent[best]) / sum(spent["auto"])
-    figures = {
-        "ratio": round(ratio, 3),
-        "best": best,
-        "clock": "process CPU time" if own else "wall",
-        "tok_s": {name: round(tokens / sum(each)) for name, each in spent.items()},
-        "tok_s_by_the_clock": {name: round(tokens / each) for name, each in elapsed.items()},
-    }
-    assert ratio >= SLOWEST, f"auto is {ratio:.3f} of the best fixed budget: {figures}"
-    return figures
-
-
-def _served(draft: dict[str, Any]) -> Loop:
-    return Loop(build(resolve(EngineConfig.model_validate({"model": {"target": BUNDLED}, "draft": draft}))))
-
 
 def decode_bench() -> dict[str, Any]:
     """`python -m engine bench --decode` on this machine; its record is benchmarks/results/decode_cpu.json."""
@@ -263,7 +215,7 @@ STEPS: dict[str, Step] = {
     "sampled, verify alone": sampled_alone,
     "sampled, through the engine": sampled_by_engine,
     "sampled, mutations": mutations,
-    **{f"nodes: auto, {count} requests": partial(growing, count) for count in REPEATS},
+    **{f"nodes: auto, {count} requests": partial(growing, count) for count in DECODE_CONCURRENCY},
     "decode bench": decode_bench,
     "parity gate": gate_step,
 }
