@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
-from scipy.stats import qmc
 
 from tuner.records import canonical
 from tuner.sampling.encode import numeric
@@ -31,6 +30,8 @@ def first_points(space: Space) -> Iterator[Assignment]:
 
 def sobol_points(space: Space, seed: int, count: int = SOBOL) -> list[Assignment]:
     """Return points spread evenly over the space (Sobol's sequence, Owen-scrambled by `seed`)."""
+    from scipy.stats import qmc  # a second of imports, which commands that only read a study do not need
+
     if not space.domains:
         return [{}]
     with warnings.catch_warnings():

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_solve, cholesky, solve_triangular
-from scipy.optimize import minimize
 
 Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
@@ -147,6 +146,8 @@ def fit(
         scatter: the standard deviation that each observation is known to have; noise that is fitted comes on top.
         center: what is expected far from data; default the mean.
     """
+    from scipy.optimize import minimize  # slow to import, and a study that is only read fits nothing
+
     mean = float(y.mean()) if center is None else center
     spread = float(np.sqrt(np.mean((y - mean) ** 2))) or 1.0
     target = (y - mean) / spread

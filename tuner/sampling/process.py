@@ -141,6 +141,7 @@ class RemoteBrain:
             if process.stdin is not None:
                 with contextlib.suppress(BrokenPipeError):  # it has died with a message unread
                     process.stdin.close()
+            process.terminate()  # it holds nothing that is not in the study, and may still be loading what it needs
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
