@@ -157,11 +157,11 @@ def pick(
 ) -> None:
     """Print the point to serve under limits and a load; without options, those of the space file."""
     from tuner import session
-    from tuner.pick import recommend
+    from tuner.outcome import best_of
     from tuner.tables import reason_lines, recommendation_lines
 
     space, outcome = session.load_outcome(session.existing(study))
-    best = recommend(outcome.points, space.file.objectives, _pick(space, slo, load))
+    best = best_of(outcome.points, outcome.records, space, _pick(space, slo, load))
     if as_json:
         print(json.dumps(best.point.to_json() | {"misses": list(best.misses), "speedup": best.speedup}, indent=1))
     else:
@@ -187,14 +187,14 @@ def export(
     """Write the launch file of the recommended point, or the study as an Optuna journal."""
     from tuner import session
     from tuner.export.launch_file import launch_file, render, serve_command, write_launch
-    from tuner.pick import recommend
+    from tuner.outcome import best_of
 
     folder = session.existing(study)
     space, outcome = session.load_outcome(folder)
     if form is ExportForm.OPTUNA_JOURNAL:
         _export_journal(space, outcome, folder.path / "optuna.journal" if out is None else out)
         return
-    best = recommend(outcome.points, space.file.objectives, _pick(space, slo, load))
+    best = best_of(outcome.points, outcome.records, space, _pick(space, slo, load))
     if best.misses:
         raise NothingFeasible(f"no measured configuration meets these limits: {'; '.join(best.misses)}")
     launch = launch_file(best, outcome.points, space.file.study.name, space.digest)

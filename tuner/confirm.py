@@ -8,97 +8,122 @@ alternately to the leader and to the challenger that may yet overtake it (top-tw
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.points import violations
 from tuner.records import TrialRecord
-from tuner.sampling.base import key_of
-from tuner.sampling.encode import Array, Encoder
+from tuner.sampling.encode import Encoder
 from tuner.sampling.gp import fit
 from tuner.space import Assignment, Objective, Space
 
 CONFIDENCE_Z = 1.96
 BESIDE = 3  # launches between two of the baseline
 OPTIMISM = 1.5  # standard deviations that a challenger may be better than it looks
+FEWEST = 4  # launches that a model can be fitted to
+MOST = 400  # launches that it is fitted to, those of the points that look best
+DIGITS = 9  # of a logarithm; costs that differ by less are the same
+UNKNOWN = 0.1  # the standard deviation of a measurement that says nothing of it
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A measured point. `cost` and `sd` are of the logarithm of the metric, lower being better."""
+    """A measured point. `cost` and `sd` are of the logarithm of the metric, lower being better; `assignment` is None
+    where the point is not of the space and nothing but its own launches tells of it."""
 
-    key: str
-    assignment: Assignment
+    trial: int
+    assignment: Assignment | None
     launches: int
     cost: float
     sd: float
 
+    def estimate(self, objective: Objective) -> Estimate:
+        """Return the expected value of the metric and its 95 % interval."""
+        sign = 1.0 if objective.goal == "min" else -1.0
+        ends = sorted(math.exp(sign * (self.cost + side * CONFIDENCE_Z * self.sd)) for side in (-1, 1))
+        return Estimate(math.exp(sign * self.cost), (ends[0], ends[1]), self.launches)
+
 
 @dataclass(frozen=True)
-class Answer:
-    """The point to recommend, the expected value of its metric, and a 95 % interval."""
+class Estimate:
+    """What a study says of one point: its metric, a 95 % interval; and how many launches were its own."""
 
-    assignment: Assignment
     value: float
     interval: tuple[float, float]
     launches: int
 
 
-def contenders(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> list[Contender]:
-    """Return the points that never failed and meet the constraints, the best first.
+@dataclass(frozen=True)
+class _Launch:
+    """A measurement at the load in question."""
 
-    Judged by a Gaussian process over all launches of the study at `load`; too few launches to fit one (under four)
-    are taken as they are.
+    trial: int
+    assignment: Assignment | None
+    cost: float
+    scatter: float
+
+
+def contenders(
+    space: Space, records: Sequence[TrialRecord], objective: Objective, load: int, among: Collection[int]
+) -> list[Contender]:
+    """Return the points of these trials that have a positive value of the metric at a load, the best first.
+
+    Points of the space are judged by a Gaussian process over all launches of the study, so that neighbours support
+    each other. One that is not of the space is judged by its own launches: by how much they differ from those of the
+    best that is. With too few launches to fit a process, all are judged by their own.
     """
-    assignments: list[Assignment] = []
-    costs: list[float] = []
-    scatter: list[float] = []
-    broken: dict[str, list[tuple[float, ...]]] = {}
-    failed: set[str] = set()
+    launches = list(_launches(space, records, objective, load))
+    modelled = _best_looking([launch for launch in launches if launch.assignment is not None])
+    expected = _expected(space, modelled, among) if len(modelled) >= FEWEST else {}
+    own: dict[int, list[_Launch]] = {}
+    for launch in launches:
+        if launch.trial in among:
+            own.setdefault(launch.trial, []).append(launch)
+    leader = min(expected, key=lambda trial: expected[trial][0], default=None)
+    shift = 0.0 if leader is None else expected[leader][0] - _as_measured(own[leader])[0]
+    found = []
+    for trial, each in own.items():
+        cost, sd = _as_measured(each)
+        cost, sd = expected.get(trial, (cost + shift, sd))
+        found.append(Contender(trial, each[0].assignment if trial in expected else None, len(each), cost, sd))
+    return sorted(found, key=lambda contender: (round(contender.cost, DIGITS), contender.trial))
+
+
+def _launches(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> Iterator[_Launch]:
+    sign = 1.0 if objective.goal == "min" else -1.0
     for record in records:
-        assignment = space.assignment_of(record.config)
-        if assignment is None or record.state == "infeasible":
-            continue
-        key = key_of(assignment)
         level = record.level(load)
         value = level.metrics.get(objective.metric) if level is not None else None
-        if record.state != "measured" or level is None or value is None or value <= 0:
-            failed.add(key)
+        if record.state != "measured" or record.role == "calibration" or level is None or value is None or value <= 0:
             continue
-        assignments.append(assignment)
-        costs.append(math.log(value) if objective.goal == "min" else -math.log(value))
-        scatter.append(level.deviation(objective.metric) / value)
-        broken.setdefault(key, []).append(violations(record.levels, space.file.constraints))
-    kept = {key for key, rows in broken.items() if key not in failed and _holds(rows)}
-    return _judged(space, assignments, np.array(costs), np.array(scatter), kept or set(broken) - failed)
+        trial = record.trial if record.of is None else record.of
+        scatter = level.deviation(objective.metric) / value
+        yield _Launch(trial, space.assignment_of(record.config), sign * math.log(value), scatter)
 
 
-def _holds(rows: Sequence[tuple[float, ...]]) -> bool:
-    """Whether every constraint holds on average over the launches of a point."""
-    return all(sum(column) <= 0 for column in zip(*rows, strict=True))
+def _best_looking(launches: list[_Launch]) -> list[_Launch]:
+    """Return as many launches as a model is fitted to: all, or those that look best."""
+    return launches if len(launches) <= MOST else sorted(launches, key=lambda launch: launch.cost)[:MOST]
 
 
-def _judged(
-    space: Space, assignments: list[Assignment], costs: Array, scatter: Array, kept: set[str]
-) -> list[Contender]:
-    keys = [key_of(assignment) for assignment in assignments]
-    unique = {key: index for index, key in enumerate(keys) if key in kept}
-    if not unique:
-        return []
-    rows = list(unique.values())
-    if len(costs) < 4:
-        means, sds = costs[rows], np.full(len(rows), 0.1)
-    else:
-        encoder = Encoder(space.domains)
-        x = encoder.matrix(assignments)
-        means, sds = fit(x, costs, encoder.groups, scatter=scatter).predict(x[rows])
-    found = [
-        Contender(key, assignments[row], keys.count(key), float(mean), float(sd))
-        for key, row, mean, sd in zip(unique, rows, means, sds, strict=True)
-    ]
-    return sorted(found, key=lambda contender: contender.cost)
+def _expected(space: Space, launches: list[_Launch], among: Collection[int]) -> dict[int, tuple[float, float]]:
+    """Return mean and standard deviation of the points of trials, as a model of all launches has them."""
+    encoder = Encoder(space.domains)
+    x = encoder.matrix([launch.assignment for launch in launches if launch.assignment is not None])
+    costs, scatter = (np.array([getattr(launch, name) for launch in launches]) for name in ("cost", "scatter"))
+    rows = {launch.trial: row for row, launch in enumerate(launches) if launch.trial in among}
+    if not rows:
+        return {}
+    means, sds = fit(x, costs, encoder.groups, scatter=scatter).predict(x[list(rows.values())])
+    return {trial: (float(mean), float(sd)) for trial, mean, sd in zip(rows, means, sds, strict=True)}
+
+
+def _as_measured(launches: Sequence[_Launch]) -> tuple[float, float]:
+    """Return mean and standard deviation of a point's own launches."""
+    cost = sum(launch.cost for launch in launches) / len(launches)
+    variance = sum((launch.scatter or UNKNOWN) ** 2 for launch in launches) / len(launches)
+    return cost, math.sqrt(variance / len(launches))
 
 
 def next_to_measure(ranked: Sequence[Contender]) -> Contender | None:
@@ -139,17 +164,13 @@ def next_to_confirm(now: Standing, most: int, doubtful: Callable[[], int | None]
     return doubtful() if fresh is None else fresh
 
 
-def in_doubt(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> int | None:
-    """Return the trial whose next launch tells most about who is best at a load; None where nobody is in doubt."""
-    ranked = contenders(space, records, objective, load)
-    if len(ranked) < 2 or settled(ranked):
+def in_doubt(ranked: Sequence[Contender]) -> int | None:
+    """Return the trial whose next launch tells most about who is best; None where nobody is in doubt."""
+    known = [contender for contender in ranked if contender.assignment is not None]
+    if len(known) < 2 or settled(known):
         return None
-    chosen = next_to_measure(ranked)
-    for record in records:
-        assignment = space.assignment_of(record.config)
-        if chosen is not None and assignment is not None and key_of(assignment) == chosen.key:
-            return record.trial if record.of is None else record.of
-    return None
+    chosen = next_to_measure(known)
+    return None if chosen is None else chosen.trial
 
 
 def settled(ranked: Sequence[Contender]) -> bool:
@@ -157,13 +178,3 @@ def settled(ranked: Sequence[Contender]) -> bool:
     leader, *others = ranked
     edge = leader.cost + CONFIDENCE_Z * leader.sd
     return all(edge < other.cost - CONFIDENCE_Z * other.sd for other in others)
-
-
-def answer(ranked: Sequence[Contender], objective: Objective) -> Answer | None:
-    """Return the recommendation; None when nothing was measured."""
-    if not ranked:
-        return None
-    best = ranked[0]
-    sign = 1.0 if objective.goal == "min" else -1.0
-    ends = sorted(math.exp(sign * (best.cost + side * CONFIDENCE_Z * best.sd)) for side in (-1, 1))
-    return Answer(best.assignment, math.exp(sign * best.cost), (ends[0], ends[1]), best.launches)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from tuner.confirm import Contender, Estimate
 from tuner.errors import NothingFeasible, UsageError
 from tuner.points import Point, baseline_at, ties
 from tuner.records import THROUGHPUT as THROUGHPUT
@@ -21,6 +22,8 @@ class Recommendation:
     misses: tuple[str, ...]
     tied_with: tuple[tuple[int, int], ...]
     speedup: float | None  # against no speculation at the same load, in `metric`; above 1 is better
+    ranked: tuple[Contender, ...] = ()  # all that were in question, the best first
+    estimate: Estimate | None = None  # what all launches of the study say of the point, where they were asked
 
     @property
     def meets_slo(self) -> bool:
@@ -28,12 +31,20 @@ class Recommendation:
         return not self.misses
 
 
-def recommend(points: Sequence[Point], objectives: Sequence[Objective], pick: Pick) -> Recommendation:
+Judge = Callable[[Objective, int, Collection[int]], Sequence[Contender]]
+"""Ranks the points of some trials in a metric at a load, the best first."""
+
+
+def recommend(
+    points: Sequence[Point], objectives: Sequence[Objective], pick: Pick, judge: Judge | None = None
+) -> Recommendation:
     """Return the point to serve at `pick.load` (default: the highest load measured).
 
-    Best is the highest throughput, or the first objective where throughput was not measured. If no feasible
-    point meets the limits, the best one of those that come closest in number is returned with `misses` set, so
-    that the caller can say so.
+    Best is the highest throughput, or the first objective where throughput was not measured. The best of many noisy
+    measurements looks better than it is, so a `judge` who knows all launches ranks the points (`tuner.outcome`);
+    without one, or where a value is not positive, the means of their own launches do. If no feasible point meets the
+    limits, the best one of those that come closest in number is returned with `misses` set, so that the caller can
+    say so.
 
     Raises:
         NothingFeasible: nothing was measured at that load, or nothing meets the constraints.
@@ -58,13 +69,21 @@ def recommend(points: Sequence[Point], objectives: Sequence[Objective], pick: Pi
         raise NothingFeasible(f"{objective.metric} was not measured at concurrency {load}")
     fewest = min(len(slo.misses(point.metrics)) for point in ranked)
     ranked = [point for point in ranked if len(slo.misses(point.metrics)) == fewest]
-    best = min(ranked, key=lambda point: (_cost(point, objective), point.trial))
+    judged: Sequence[Contender] = ()
+    if judge is not None and all(_value(point, objective) > 0 for point in ranked):
+        judged = judge(objective, load, {point.trial for point in ranked})
+    if judged:
+        best = next(point for point in ranked if point.trial == judged[0].trial)
+    else:
+        best = min(ranked, key=lambda point: (_cost(point, objective), point.trial))
     return Recommendation(
         point=best,
         metric=objective.metric,
         misses=slo.misses(best.metrics),
         tied_with=ties(best, there, [objective]),
         speedup=speedup(best, baseline_at(points, load), objective),
+        ranked=tuple(judged),
+        estimate=judged[0].estimate(objective) if judged else None,
     )
 
 
@@ -75,8 +94,12 @@ def _ranking(points: Sequence[Point], objectives: Sequence[Objective]) -> Object
 
 
 def _cost(point: Point, objective: Objective) -> float:
-    value = point.metrics.get(objective.metric) or 0.0
+    value = _value(point, objective)
     return value if objective.goal == "min" else -value
+
+
+def _value(point: Point, objective: Objective) -> float:
+    return point.metrics.get(objective.metric) or 0.0
 
 
 def speedup(point: Point, baseline: Point | None, objective: Objective) -> float | None:

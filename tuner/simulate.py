@@ -20,12 +20,13 @@ from pydantic import Field, FiniteFloat, ValidationError
 from engine.config import EngineConfig
 from tuner.brain import Brain
 from tuner.budget import SHARE
-from tuner.confirm import Answer, Contender, answer, contenders, next_to_measure
 from tuner.errors import UsageError
+from tuner.outcome import next_confirmation, outcome_of
 from tuner.pareto import non_dominated
+from tuner.pick import Recommendation, slo_of
 from tuner.points import objectives_of, violations
-from tuner.records import Level, MetricName, TrialRecord, canonical
-from tuner.sampling import SAMPLERS, Pool, Sampler, key_of, seed_of
+from tuner.records import Level, MetricName, Role, TrialRecord, canonical
+from tuner.sampling import SAMPLERS, Pool, Sampler, seed_of
 from tuner.sampling.acquisition import hypervolume
 from tuner.sampling.encode import Array
 from tuner.space import Assignment, Objective, Space
@@ -111,6 +112,7 @@ class Truth:
     load: int
     metric: Objective
     best: float
+    fewest: int  # limits of `pick` that the best point misses
 
     @classmethod
     def of(cls, space: Space, table: Table) -> Truth:
@@ -127,12 +129,14 @@ class Truth:
             reference = good.max(axis=0) + 1e-9
         load = space.file.pick.load or max(space.levels)
         metric = picked(objectives, table)
-        values = [value_at(row.record, metric, load) for k, row in table.by_config.items() if costs[k] is not None]
-        known = [value for value in values if value is not None]
+        rows = [row.record for key, row in table.by_config.items() if costs[key] is not None]
+        known = [(misses(space, each, load), v) for each in rows if (v := value_at(each, metric, load)) is not None]
         if not known:
             raise UsageError(f"the table has no {metric.metric} at concurrency {load}; set `pick.load` to one it has")
-        best = min(known) if metric.goal == "min" else max(known)
-        return cls(space, objectives, costs, reference, hypervolume(good, reference), load, metric, best)
+        fewest = min(known)[0]
+        allowed = [value for missed, value in known if missed == fewest]
+        best = min(allowed) if metric.goal == "min" else max(allowed)
+        return cls(space, objectives, costs, reference, hypervolume(good, reference), load, metric, best, fewest)
 
     def share_of(self, found: Sequence[Array]) -> float:
         """Return the share of the whole table's hypervolume that feasible costs have."""
@@ -143,9 +147,12 @@ class Truth:
         return self.costs[canonical(row.record.config)]
 
     def regret(self, record: TrialRecord) -> float:
-        """Return by which share a configuration's true value misses the best."""
+        """Return by which share a configuration's true value misses the best; 1 where it fails, or breaks limits that
+        the best one keeps."""
         value = value_at(record, self.metric, self.load)
-        if value is None:
+        if value is None or self.costs[canonical(record.config)] is None:
+            return 1.0
+        if misses(self.space, record, self.load) > self.fewest:
             return 1.0
         return abs(value - self.best) / abs(self.best)
 
@@ -174,6 +181,12 @@ def value_at(record: TrialRecord, objective: Objective, load: int) -> float | No
     return level.metrics.get(objective.metric) if level is not None else None
 
 
+def misses(space: Space, record: TrialRecord, load: int) -> int:
+    """Return how many limits of the space's `pick` a record misses at a load."""
+    level = record.level(load)
+    return len(slo_of(space.file.pick).misses({} if level is None else level.metrics))
+
+
 def _costs(record: TrialRecord, space: Space) -> Array | None:
     if record.state != "measured" or any(v > 0 for v in violations(record.levels, space.file.constraints)):
         return None
@@ -184,10 +197,11 @@ def _costs(record: TrialRecord, space: Space) -> Array | None:
     return np.array(values, dtype=np.float64) * signs
 
 
-def measured_again(row: Row, trial: int, rng: np.random.Generator, of: int | None = None) -> TrialRecord:
+def measured_again(
+    row: Row, trial: int, rng: np.random.Generator, role: Role = "search", of: int | None = None
+) -> TrialRecord:
     """Return what a launch of a row would be recorded as."""
     levels = tuple(scattered(level, row.noise, rng) for level in row.record.levels)
-    role = "search" if of is None else "repeat"
     return row.record.model_copy(update={"trial": trial, "levels": levels, "role": role, "of": of})
 
 
@@ -215,11 +229,25 @@ class Played:
     crashes: tuple[int, ...]
     records: tuple[TrialRecord, ...]
     confirmation: tuple[TrialRecord, ...]
-    answer: Answer | None
+    recommendation: Recommendation | None
     chosen: Row | None
     trial: int | None
     regret: float
-    covered: bool
+    value: float | None  # the true one of what is recommended
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval that is stated for the recommendation: of all launches, else of its own."""
+        best = self.recommendation
+        if best is None:
+            return None
+        return best.point.intervals.get(best.metric) if best.estimate is None else best.estimate.interval
+
+    @property
+    def covered(self) -> bool:
+        """Whether the interval holds the true value."""
+        found = self.interval
+        return found is not None and self.value is not None and found[0] <= self.value <= found[1]
 
     @property
     def crash_repeats(self) -> int:
@@ -238,7 +266,7 @@ class Played:
             if self.chosen is None
             else {"trial": self.trial, "concurrency": truth.load, "config": config},
             "regret": round(self.regret, 6),
-            "interval": None if self.answer is None else [round(end, 6) for end in self.answer.interval],
+            "interval": None if self.interval is None else [round(end, 6) for end in self.interval],
         }
 
 
@@ -260,41 +288,32 @@ class Game:
         """Simulate one study of so many launches, the baseline being the first.
 
         Its hypervolume and crashes are those of a search of all launches. Its recommendation is that of a study that
-        is over after as many: the share `confirm` of them is not searched with, but measures the contenders again.
+        is over after as many: the share `confirm` of them is not searched with, but measures again what a study would
+        (`tuner.outcome`).
         """
         space = seeded(self.space, seed)
         brain = Brain(space, self.table.refusals, sampler=sampler, pool=reseeded(self.pool, space))
         tape = _Tape(self, np.random.default_rng(seed_of(seed, 1_000_003)))
-        tape.launch(baseline_row(space, self.table), None)
+        tape.launch(baseline_row(space, self.table), "baseline", None)
         brain.tell(tape.records[-1])
         self._search(brain, tape, trials - round(confirm * trials) if trials >= 8 else trials)
         confirmed = tape.copy(np.random.default_rng(seed_of(seed, 1_000_033)))
         self._confirm(confirmed, trials)
         self._search(brain, tape, trials)
-        return tape.played(seed, confirmed, answer(self._ranked(confirmed), self.truth.metric))
+        return tape.played(seed, confirmed, outcome_of(confirmed.records, space).recommendation)
 
     def _search(self, brain: Brain, tape: _Tape, launches: int) -> None:
         while len(tape.records) < launches:
             row, of = next_row(brain, self.table, len(tape.records))
             if row is None:
                 return
-            tape.launch(row, of)
+            tape.launch(row, "search" if of is None else "repeat", of)
             brain.tell(tape.records[-1])
 
     def _confirm(self, tape: _Tape, launches: int) -> None:
-        while len(tape.records) < launches:
-            doubtful = next_to_measure(self._ranked(tape))
-            if doubtful is None:
-                return
-            row = self.row_of(doubtful.assignment)
-            tape.launch(row, tape.first(row))
-
-    def _ranked(self, tape: _Tape) -> list[Contender]:
-        return contenders(self.space, tape.records, self.truth.metric, self.truth.load)
-
-    def row_of(self, assignment: Assignment) -> Row:
-        """Return the row of a point."""
-        return self.table.rows[self.pool.index[key_of(assignment)]]
+        most = launches - len(tape.records)
+        while (trial := next_confirmation(outcome_of(tape.records, self.space), most)) is not None:
+            tape.launch(tape.rows[trial], "confirm", trial)
 
 
 class _Tape:
@@ -309,8 +328,8 @@ class _Tape:
         self._front: list[Array] = []
         self.inherited = 0  # launches made before this copy was
 
-    def launch(self, row: Row, of: int | None) -> None:
-        self.records.append(measured_again(row, len(self.records), self.rng, of))
+    def launch(self, row: Row, role: Role, of: int | None) -> None:
+        self.records.append(measured_again(row, len(self.records), self.rng, role, of))
         self.rows.append(row)
         cost = self.game.truth.costs[canonical(row.record.config)]
         if cost is not None:
@@ -324,26 +343,22 @@ class _Tape:
         other.inherited = len(self.records)
         return other
 
-    def first(self, row: Row) -> int:
-        return next(index for index, launched in enumerate(self.rows) if launched is row)
-
-    def played(self, seed: int, confirmed: _Tape, found: Answer | None) -> Played:
+    def played(self, seed: int, confirmed: _Tape, found: Recommendation | None) -> Played:
         truth = self.game.truth
         crashes = np.cumsum([record.state == "failed" for record in self.records])
-        chosen = None if found is None else self.game.row_of(found.assignment)
+        chosen = None if found is None else self.rows[found.point.trial]
         value = None if chosen is None else value_at(chosen.record, truth.metric, truth.load)
-        good = chosen is not None and truth.costs[canonical(chosen.record.config)] is not None
         return Played(
             seed=seed,
             hypervolume=tuple(self.shares),
             crashes=tuple(int(count) for count in crashes),
             records=tuple(self.records),
             confirmation=tuple(confirmed.records[confirmed.inherited :]),
-            answer=found,
+            recommendation=found,
             chosen=chosen,
-            trial=None if chosen is None else self.first(chosen),
-            regret=truth.regret(chosen.record) if chosen is not None and good else 1.0,
-            covered=found is not None and value is not None and found.interval[0] <= value <= found.interval[1],
+            trial=None if found is None else found.point.trial,
+            regret=1.0 if chosen is None else truth.regret(chosen.record),
+            value=value,
         )
 
 

@@ -18,19 +18,20 @@ from typing import Any, Protocol
 
 from engine.config import EngineConfig, PolicyDraft
 from tuner.budget import Ledger, confirmations, launched, reserve, seconds_left, trial_seconds, why_stop
-from tuner.confirm import Standing, in_doubt, next_to_confirm
 from tuner.durations import format_duration
-from tuner.errors import NothingFeasible, StudyError, UsageError
+from tuner.errors import NothingFeasible, StudyError
 from tuner.executors.base import Executor
 from tuner.export.launch_file import recorded_config
 from tuner.launches import Launcher
+from tuner.outcome import Outcome as Outcome
+from tuner.outcome import baseline_of, confirmed, next_confirmation
+from tuner.outcome import outcome_of as outcome_of
 from tuner.packing import Calibration
-from tuner.pick import THROUGHPUT, Recommendation, recommend
-from tuner.points import Point, front_of, points_of
-from tuner.policy_fit import fit_for, policy_config, verdict_of
-from tuner.records import Event, Failure, FailureKind, Planned, Role, TrialRecord, TrialSpec
+from tuner.points import Point
+from tuner.policy_fit import fit_for, policy_config
+from tuner.records import THROUGHPUT, Event, Failure, FailureKind, Planned, Role, TrialRecord, TrialSpec
 from tuner.sampling.process import PriorState
-from tuner.space import Infeasible, Objective, Refusals, Space
+from tuner.space import Infeasible, Refusals, Space
 from tuner.stop_rule import PATIENCE, should_stop
 from tuner.store import Journal, StudyFolder, write_atomic
 from tuner.suggest import Suggestion
@@ -84,30 +85,6 @@ class Advisor(Protocol):
 
     def ask(self, number: int, *, careful: bool = False) -> Suggestion | None:
         """Return the point for a trial number; None when every point that can run has been tried."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a search has found so far; `recommendation` is None when nothing can be recommended, `why` says why."""
-
-    records: tuple[TrialRecord, ...]
-    points: tuple[Point, ...]
-    front: tuple[Point, ...]
-    recommendation: Recommendation | None
-    why: str
-
-
-def outcome_of(records: Sequence[TrialRecord], space: Space) -> Outcome:
-    """Return points, front and recommendation of records. A table of drafts that was not accepted has no points."""
-    verdict = verdict_of(records)
-    refused = None if verdict is None or verdict.accepted else verdict.trial
-    points = [point for point in points_of(records, space.file.constraints) if point.trial != refused]
-    front = front_of(points, space.file.objectives)
-    try:
-        best, why = recommend(points, space.file.objectives, space.file.pick), ""
-    except (NothingFeasible, UsageError) as error:
-        best, why = None, str(error)
-    return Outcome(tuple(records), tuple(points), tuple(front), best, why)
 
 
 def startup_of(space: Space) -> int:
@@ -230,29 +207,17 @@ class Search:
 
     def _next_to_confirm(self) -> Planned | None:
         outcome = outcome_of(self._records, self._space)
-        again = tuple(r.of for r in self._records if r.role == "confirm" and r.of is not None and not r.blameless)
+        again = confirmed(self._records)
         most = confirmations(launched(self._records))
         self._to_confirm = max(0, most - len(again))
         best = outcome.recommendation
-        if best is None or len({point.trial for point in outcome.points}) < 2:
-            return None  # nothing to tell apart
-        baseline = next((point.trial for point in outcome.points if point.baseline), None)
-        if baseline in again and (table := self._table(best.point)) is not None:
+        if best is not None and baseline_of(outcome) in again and (table := self._table(best.point)) is not None:
             return self._planned("policy", table)
-        front = tuple(dict.fromkeys(point.trial for point in outcome.front))
-        standing = Standing(best.point.trial, front, baseline, again)
-        objective = Objective(metric=best.metric, goal="max" if best.metric == THROUGHPUT else self._first_goal)
-        trial = next_to_confirm(
-            standing, most, lambda: in_doubt(self._space, self._records, objective, best.point.concurrency)
-        )
+        trial = next_confirmation(outcome, most)
         if trial is None:
             return None
         config = next(record.config for record in self._records if record.trial == trial)
         return self._planned("confirm", recorded_config(trial, config), trial)
-
-    @property
-    def _first_goal(self) -> Any:
-        return self._space.file.objectives[0].goal
 
     def _table(self, best: Point) -> EngineConfig | None:
         """Return the fitted table to launch; None when it was, or there is none, or the server cannot switch."""

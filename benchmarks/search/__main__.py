@@ -23,10 +23,11 @@ from benchmarks.search.costs import COSTS
 from benchmarks.search.pool import play_all
 from benchmarks.search.studies import PEERS, Cell
 from benchmarks.search.surfaces import HERE, RECORDED, SURFACES
-from benchmarks.search.verdict import summary, verdicts
+from benchmarks.search.verdict import QUIET, summary, verdicts
 from tuner.provenance import collect
 from tuner.records import digest
 
+JUDGES = ("brain", "confirm", "outcome", "pick", "points", "racing", "simulate")  # what plays and judges
 COMPARED = 3  # seeds of Optuna's samplers with crashes as constraints, which take long
 
 
@@ -55,7 +56,7 @@ def extras(seed: int) -> Iterator[Cell]:
 
 
 def full(seeds: int) -> Iterator[Cell]:
-    """Every seed of everything; the longest studies first, so that no process ends long after the others."""
+    """Every seed of everything, those that are claimed most of first; long studies of quiet surfaces come last."""
     for seed in range(seeds):
         for surface in ("dflash12k", "dflash12k_loud"):
             yield Cell("search", surface, "surrogate", seed, 200)
@@ -67,6 +68,9 @@ def full(seeds: int) -> Iterator[Cell]:
             for sampler in ("surrogate", *PEERS):
                 yield Cell("search", surface, sampler, seed, 60)
         yield from extras(seed)
+    for seed in range(seeds):
+        for surface in QUIET[1:]:
+            yield Cell("search", surface, "surrogate", seed, 200)
 
 
 def versions() -> dict[str, str]:
@@ -75,7 +79,7 @@ def versions() -> dict[str, str]:
     Comments and docstrings are no part of it.
     """
     files = [*sorted((ROOT / "tuner" / "sampling").glob("*.py")), *sorted(HERE.glob("s*.py"))]
-    files += [ROOT / "tuner" / name for name in ("brain.py", "confirm.py", "racing.py", "simulate.py")]
+    files += [ROOT / "tuner" / f"{name}.py" for name in JUDGES]
     code = digest([bare(path.read_text(encoding="utf-8")) for path in files])
     tables = {name: [(HERE / f"{name}.{kind}").read_text() for kind in ("yaml", "jsonl")] for name in RECORDED}
     return {surface: digest([code, tables.get(surface)]) for surface in SURFACES}
@@ -121,6 +125,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True, metavar="OUT")
     parser.add_argument("--seeds", type=int, default=20, help="of --full")
     parser.add_argument("--minutes", type=float, default=None, help="stop starting studies after so long")
+    parser.add_argument("--no-costs", action="store_true", help="leave out what the search itself costs")
     parser.add_argument("--jobs", type=int, default=free_cores(), help="processes; default: the cores that are free")
     arguments = parser.parse_args()
     mode = "smoke" if arguments.smoke else "quick" if arguments.quick else "full"
@@ -137,7 +142,7 @@ def main() -> int:
             file.flush()
             print(f"{cell.key}: {figures['hypervolume'][-1]:.3f} in {figures['cpu_s']} CPU s", flush=True)
     wanted = {cell.key: done[cell.key] for cell in cells if cell.key in done}
-    costs = {} if mode == "smoke" else {name: measure() for name, measure in COSTS.items()}
+    costs = {} if mode == "smoke" or arguments.no_costs else {name: measure() for name, measure in COSTS.items()}
     claims = verdicts(wanted, costs, strict=mode != "smoke")
     document = {
         "schema": 1,
