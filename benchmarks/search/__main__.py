@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import io
 import json
 import os
 import sys
 import time
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ from tuner.provenance import collect
 from tuner.records import digest
 
 JUDGES = ("brain", "confirm", "outcome", "pick", "points", "racing", "simulate")  # what plays and judges
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 COMPARED = 3  # seeds of Optuna's samplers with crashes as constraints, which take long
 
 
@@ -86,18 +89,18 @@ def versions() -> dict[str, str]:
 
 
 def bare(source: str) -> str:
-    """Return Python source without comments and docstrings."""
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if (
-            isinstance(body, list)
-            and body
-            and isinstance(body[0], ast.Expr)
-            and isinstance(body[0].value, ast.Constant)
-        ):
-            del body[0]
-    return ast.dump(tree)
+    """Return Python source without comments, docstrings and blank lines: the same text for every version of Python."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        first = node.body[0] if isinstance(node, DOCUMENTED) and node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            for row in range(first.lineno, (first.end_lineno or first.lineno) + 1):
+                lines[row - 1] = ""
+    return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
 def read_cells(path: Path, current: dict[str, str]) -> dict[str, dict[str, Any]]:
