@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.config import Draft, PolicyDraft
 from engine.drafters.policy import PolicyDrafter
 from engine.request import Request
-from engine.runtime import Runtime, traffic_errors
+from engine.runtime import Runtime, resolve_draft, traffic_errors
 from engine.scheduler import Progress
 from engine.speculate import step
 from engine.tally import Tally
@@ -55,15 +55,20 @@ class Loop:
         if self._scheduler.cancel(request):
             self._engine.cache.release(request)
 
-    def set_draft(self, draft: Draft) -> None:
+    def set_draft(self, draft: Draft) -> Draft:
         """Use another draft from the next round on; running requests keep their text and their cache.
+
+        Returns:
+            The draft with every choice made.
 
         Raises:
             ConfigError: the draft needs more than this server was started with.
         """
+        draft = resolve_draft(draft, self._kit.layers)
         drafter = self._kit.make(draft)
         self._engine.drafter.settle(self._engine.cache)
         self._engine, self._draft = replace(self._engine, drafter=drafter), draft
+        return draft
 
     @property
     def idle(self) -> bool:

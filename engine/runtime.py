@@ -128,7 +128,7 @@ def resolve(config: EngineConfig) -> Plan:
     resolved = config.model_copy(
         update={
             "model": config.model.model_copy(update={"dtype": dtype, "kv_dtype": dtype, "max_len": max_len}),
-            "draft": resolve_draft(config.draft, draft_shape),
+            "draft": resolve_draft(config.draft, 0 if draft_shape is None else draft_shape.layers),
             "attention": config.attention.model_copy(update={"backend": attention}),
             "backend": config.backend.model_copy(update={"version": VERSION}),
             "memory": config.memory.model_copy(update=memory | {"kv_fraction": None}),
@@ -194,14 +194,14 @@ def _draft_shape(config: EngineConfig, draft: DFlashDraft, shape: ModelShape) ->
     return found
 
 
-def resolve_draft(draft: Draft, shape: DraftShape | None) -> Draft:
-    """Return a draft with the choices made that it leaves open."""
+def resolve_draft(draft: Draft, layers: int) -> Draft:
+    """Return a draft with the choices made that it leaves open; `layers`: those of the draft model, as loaded."""
     if isinstance(draft, PolicyDraft):
-        table = tuple((first, last, resolve_draft(each, shape)) for first, last, each in draft.by_running)
+        table = tuple((first, last, resolve_draft(each, layers)) for first, last, each in draft.by_running)
         return draft.model_copy(update={"by_running": table})
-    if shape is None or isinstance(draft, NoDraft):
+    if isinstance(draft, NoDraft):
         return draft
-    update: dict[str, Any] = {"layers": draft.layers or shape.layers}
+    update: dict[str, Any] = {"layers": draft.layers or layers}
     if isinstance(draft, DDTreeDraft) and draft.nodes == "auto":
         update["max_nodes"] = draft.max_nodes or DEFAULT_MAX_NODES
     return draft.model_copy(update=update)

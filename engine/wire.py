@@ -53,7 +53,7 @@ class SetDraft:
 
 @dataclass(frozen=True)
 class DraftSet:
-    """Engine to front: the answer to `SetDraft`; `error` says why the old draft stays."""
+    """Engine to front: the answer to `SetDraft`, the draft resolved; `error` says why the old draft stays."""
 
     id: int
     draft: dict[str, Any]

@@ -129,7 +129,7 @@ def run(channel: Channel, config: EngineConfig) -> None:
                 case Ask(number):
                     channel.send(Info(number, dataclasses.asdict(loop.stats())))
                 case SetDraft():
-                    channel.send(_set_draft(loop, frame))
+                    channel.send(_set_draft(loop, config, frame))
                 case Drain():
                     draining = True
                 case _:
@@ -143,12 +143,14 @@ def _request(frame: Submit) -> Request:
     return Request(frame.id, frame.prompt, frame.max_tokens, frame.eos, sampling, frame.logprobs, frame.echo)
 
 
-def _set_draft(loop: AnyLoop, frame: SetDraft) -> DraftSet:
+def _set_draft(loop: AnyLoop, config: EngineConfig, frame: SetDraft) -> DraftSet:
     try:
-        loop.set_draft(DRAFT.validate_python(frame.draft))
+        draft = DRAFT.validate_python(frame.draft)
+        if config.model_copy(update={"draft": draft}).synthetic and not config.synthetic:
+            raise ConfigError("simulate_accept makes up text, and this server's is real; start one with it")
+        return DraftSet(frame.id, loop.set_draft(draft).model_dump(mode="json"))
     except ConfigError as error:
         return DraftSet(frame.id, frame.draft, str(error))
-    return DraftSet(frame.id, frame.draft)
 
 
 def _tokens(progress: Progress) -> Tokens:

@@ -71,7 +71,7 @@ class DeviceRuntime:
             if model is None:
                 raise ConfigError("this server was started without a drafter; start it with a policy that has one")
             judge(each, model.layers, self.plan.config.reserved_rows, _folder(self.plan))
-        return resolve_draft(draft, self.plan.draft_shape)
+        return resolve_draft(draft, 0 if model is None else model.layers)
 
     def describe(self) -> dict[str, Any]:
         """Return the constant fields of `protocol.ServerInfo`."""

@@ -92,8 +92,11 @@ class DeviceLoop:
             self._pages.release(request)
 
     @torch.inference_mode()
-    def set_draft(self, draft: Draft) -> None:
+    def set_draft(self, draft: Draft) -> Draft:
         """Use another draft from the next round on; running requests keep their text and their cache.
+
+        Returns:
+            The draft with every choice made.
 
         Raises:
             ConfigError: the draft needs more than this server was started with, or cannot be captured.
@@ -105,6 +108,7 @@ class DeviceLoop:
         except (GraphCaptureError, OutOfMemory) as error:
             raise ConfigError(str(error)) from error
         self._table, self._draft = table, draft
+        return draft
 
     @property
     def idle(self) -> bool:

@@ -214,13 +214,13 @@ class Api:
             raw = await exchange.body(take)
         draft = parse_draft(raw)
         try:
-            problem = await self.engine.set_draft(draft.model_dump(mode="json"), INFO_SECONDS)
+            swapped = await self.engine.set_draft(draft.model_dump(mode="json"), INFO_SECONDS)
         except TimeoutError:
             raise Refused(503, "the engine did not answer in time, try again", "overloaded") from None
-        if problem is not None:
-            raise Refused(409, problem, "conflict")
-        self._info = {**self._info, "config": {**self._info["config"], "draft": draft.model_dump(mode="json")}}
-        await exchange.reply(200, encode({"draft": draft.model_dump(mode="json")}))
+        if swapped.error is not None:
+            raise Refused(409, swapped.error, "conflict")
+        self._info = {**self._info, "config": {**self._info["config"], "draft": swapped.draft}}
+        await exchange.reply(200, encode({"draft": swapped.draft}))
 
     def _check_admin(self, exchange: Exchange) -> None:
         _need_json(exchange)

@@ -208,15 +208,15 @@ class Engine(asyncio.Protocol):
         if not self._streams:
             self._empty.set()
 
-    async def set_draft(self, draft: dict[str, Any], seconds: float) -> str | None:
-        """Let the engine use another draft; return why it does not, if so.
+    async def set_draft(self, draft: dict[str, Any], seconds: float) -> wire.DraftSet:
+        """Let the engine use another draft; return it resolved, or why it does not.
 
         Raises:
             EngineGone: the engine process died.
             TimeoutError: it did not answer within `seconds`.
         """
         frame = await self._question(lambda number: wire.SetDraft(number, draft), seconds)
-        return frame.error if isinstance(frame, wire.DraftSet) else None
+        return cast(wire.DraftSet, frame)  # which answers `SetDraft`
 
     async def ask(self, seconds: float) -> dict[str, Any]:
         """Return the engine's counters.

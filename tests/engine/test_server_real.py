@@ -207,7 +207,7 @@ def test_the_draft_of_a_running_server_is_swapped(drafted: Served) -> None:
         assert client.post("/policy", json={"kind": "none"}).status_code == 200  # and back, its draft KV whole
         assert ids(asyncio.run(answers(drafted.port, [body(PROMPTS[0])]))[0]) == expected
         assert client.get("/server_info").json()["policy_entry"] is None
-        for wrong in ({"window": 8}, {"model": "elsewhere"}, {"layers": 9}):
+        for wrong in ({"window": 8}, {"model": "elsewhere"}, {"layers": 9}, {"simulate_accept": 2}):
             refused = client.post("/policy", json={"kind": "dflash", "block_size": 4, **wrong})
             assert refused.status_code in (400, 409), refused.text
         too_long = client.post("/policy", json={"kind": "dflash", "block_size": 64})
@@ -215,6 +215,7 @@ def test_the_draft_of_a_running_server_is_swapped(drafted: Served) -> None:
         assert client.post("/policy", content=b"{}").status_code == 415
         chain = {"kind": "dflash", "model": str(SMOKE / "draft"), "block_size": 4}
         assert client.post("/policy", json=chain).status_code == 200
+        assert client.get("/server_info").json()["config"]["draft"]["layers"] == 2, "a resolved draft is shown"
 
 
 @pytest.mark.parametrize(("host", "own"), [("127.0.0.1", True), ("::1", True), ("10.0.0.1", False), ("", False)])
