@@ -59,18 +59,18 @@ def extras(seed: int) -> Iterator[Cell]:
 
 
 def full(seeds: int) -> Iterator[Cell]:
-    """Every seed of everything, those that are claimed most of first; long studies of quiet surfaces come last."""
+    """Every seed of everything; last Optuna's slow samplers and long studies of the other quiet surfaces."""
     for seed in range(seeds):
         for surface in ("dflash12k", "dflash12k_loud"):
             yield Cell("search", surface, "surrogate", seed, 200)
-        if seed < COMPARED:
-            for surface in SURFACES:
-                for sampler in ("gp", "tpe"):
-                    yield Cell("search", surface, sampler, seed, 60)
         for surface in SURFACES:
             for sampler in ("surrogate", *PEERS):
                 yield Cell("search", surface, sampler, seed, 60)
         yield from extras(seed)
+    for seed in range(min(seeds, COMPARED)):
+        for surface in SURFACES:
+            for sampler in ("gp", "tpe"):
+                yield Cell("search", surface, sampler, seed, 60)
     for seed in range(seeds):
         for surface in QUIET[1:]:
             yield Cell("search", surface, "surrogate", seed, 200)
