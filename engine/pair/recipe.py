@@ -105,14 +105,14 @@ def draft_config(
 
 FULL = Recipe(
     target=FULL_TARGET,
-    draft=draft_config(FULL_TARGET, layers=4, intermediate=768, taps=(1, 3, 5, 6), block=16),
+    draft=draft_config(FULL_TARGET, layers=4, intermediate=768, taps=(1, 3, 4, 5), block=16),
     held_out=HELD_OUT,
     stdlib_only=False,
     corpus_bytes=400_000_000,
     compared_vocab=8192,
     workload="workload.jsonl",
     prompts=200,
-    minutes=(7.0, 7.0, 7.5, 7.0),
+    minutes=(7.0, 4.5, 7.0, 2.0),
     scored_tokens=2_000_000,
     window=1024,
     batch=128,
