@@ -164,16 +164,24 @@ def makespan(plan: Sequence[Slot]) -> float:
 
 def lower_bound(jobs: Sequence[Job], boxes: int = 1, size: int = 8, *, exclusive: bool = False) -> float:
     """Return a time that no schedule beats: the longest job, the whole area over all GPUs, the jobs wider than half
-    a box one after another in it, and exclusive windows one after another."""
+    a box one after another in it, and exclusive windows one after another (`_serial`)."""
     if not jobs:
         return 0.0
     area = sum(job.seconds * job.gpus for job in jobs) / (boxes * size)
     wide = sum(job.seconds for job in jobs if job.gpus * 2 > size) / boxes
     bound = max(area, wide, max(job.seconds for job in jobs))
-    if exclusive:
-        windows = sum(job.measure for job in jobs) / boxes
-        bound = max(bound, windows + min(job.load for job in jobs))
-    return bound
+    return max(bound, _serial(jobs, boxes, size)) if exclusive else bound
+
+
+def _serial(jobs: Sequence[Job], boxes: int, size: int) -> float:
+    """Return the least time when windows of a box exclude each other. Beside a job that takes a whole box not even
+    a load has room, so all its seconds stand in line with the windows of the others."""
+    whole = [job for job in jobs if job.gpus == size]
+    others = [job for job in jobs if job.gpus < size]
+    line = (sum(job.seconds for job in whole) + sum(job.measure for job in others)) / boxes
+    if others and (boxes == 1 or not whole):  # the fullest box has one of them, whose load comes before any window
+        line += min(job.load for job in others)
+    return max(line, sum(job.measure for job in jobs) / boxes + min(job.load for job in jobs))
 
 
 Problem = Literal["gpu", "window", "job"]

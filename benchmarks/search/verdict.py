@@ -177,3 +177,5 @@ def _costs(costs: Mapping[str, Any], claim: Any) -> None:
     if "packing" in costs:
         worst = max(figures["max"] for figures in costs["packing"].values())
         claim("packing: longest makespan over the bound", worst, "≤ 1.10", worst <= 1.10)
+        broken = sum(figures["conflicts"] for figures in costs["packing"].values())
+        claim("packing: GPUs or windows held twice", broken, "0", broken == 0)

@@ -28,14 +28,21 @@ def test_every_job_has_its_gpus_alone_and_its_window_when_asked(jobs: list[Job],
         assert slot.end == slot.window + slot.job.measure
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_mixed_jobs_come_within_a_tenth_of_the_bound(seed: int) -> None:
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_mixed_jobs_come_within_a_tenth_of_the_bound(seed: int, exclusive: bool) -> None:
     rng = random.Random(seed)
     widths = (1, 1, 1, 2, 2, 4, 8)
     jobs = [Job(str(i), rng.choice(widths), rng.uniform(60, 180), rng.uniform(40, 120)) for i in range(24)]
-    plan = place(jobs)
-    assert makespan(plan) <= 1.10 * lower_bound(jobs)
+    plan = place(jobs, exclusive=exclusive)
+    assert makespan(plan) <= 1.10 * lower_bound(jobs, exclusive=exclusive)
     assert makespan(plan) < 0.6 * sum(job.seconds for job in jobs)
+
+
+def test_beside_a_job_of_the_whole_box_nothing_loads() -> None:
+    jobs = [Job("wide", 8, 50.0, 10.0), Job("a", 1, 40.0, 10.0), Job("b", 1, 40.0, 10.0)]
+    assert lower_bound(jobs, exclusive=True) == 120.0
+    assert makespan(place(jobs, exclusive=True)) == 120.0
 
 
 def test_loads_overlap_where_windows_may_not() -> None:
