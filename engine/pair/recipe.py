@@ -133,7 +133,7 @@ FULL = Recipe(
     joint_draft_lr=0.6,
     joint_draft=0.5,
     joint_pull=0.1,
-    joint_merge=0.45,
+    joint_merge=0.55,
 )
 SMOKE = replace(
     FULL,
