@@ -17,6 +17,7 @@ import sys
 import time
 import tokenize
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ from benchmarks.search.verdict import QUIET, summary, verdicts
 from tuner.provenance import collect
 from tuner.records import digest
 
-JUDGES = ("brain", "confirm", "outcome", "pick", "points", "racing", "simulate")  # what plays and judges
+JUDGES = ("brain", "confirm", "outcome", "pick", "points", "simulate")  # what plays and judges, of the tuner
+OURS = ("guesses.py", "surrogate.py")  # what only the default sampler runs, of its package
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 COMPARED = 3  # seeds of Optuna's samplers with crashes as constraints, which take long
 
@@ -76,16 +78,23 @@ def full(seeds: int) -> Iterator[Cell]:
             yield Cell("search", surface, "surrogate", seed, 200)
 
 
-def versions() -> dict[str, str]:
-    """Return the identity of what is measured on each surface: studies of another search or surface do not count.
+@cache
+def version(part: str, surface: str, sampler: str) -> str:
+    """Return the identity of what such studies are: those of another search, simulation or table do not count.
 
-    Comments and docstrings are no part of it.
+    Comments and docstrings are no part of it, nor is code that they do not run.
     """
-    files = [*sorted((ROOT / "tuner" / "sampling").glob("*.py")), *sorted(HERE.glob("s*.py"))]
-    files += [ROOT / "tuner" / f"{name}.py" for name in JUDGES]
-    code = digest([bare(path.read_text(encoding="utf-8")) for path in files])
-    tables = {name: [(HERE / f"{name}.{kind}").read_text() for kind in ("yaml", "jsonl")] for name in RECORDED}
-    return {surface: digest([code, tables.get(surface)]) for surface in SURFACES}
+    files = [ROOT / "tuner" / f"{name}.py" for name in JUDGES]
+    files += [HERE / "studies.py", HERE / "surfaces.py"]
+    files += [path for path in sorted((ROOT / "tuner" / "sampling").glob("*.py")) if path.name not in OURS]
+    if sampler == "surrogate":
+        files += [ROOT / "tuner" / "sampling" / name for name in OURS]
+    if part.startswith("racing"):
+        files += [ROOT / "tuner" / "racing.py", HERE / "races.py"]
+    if part.startswith("prior"):
+        files.append(HERE / "priors.py")
+    table = [(HERE / f"{surface}.{kind}").read_text() for kind in ("yaml", "jsonl")] if surface in RECORDED else None
+    return digest([[bare(path.read_text(encoding="utf-8")) for path in files], table])
 
 
 def bare(source: str) -> str:
@@ -103,13 +112,14 @@ def bare(source: str) -> str:
     return "\n".join(line.rstrip() for line in lines if line.strip())
 
 
-def read_cells(path: Path, current: dict[str, str]) -> dict[str, dict[str, Any]]:
-    """Return finished cells of these versions; a torn last line does not count."""
+def read_cells(path: Path) -> dict[str, dict[str, Any]]:
+    """Return finished cells of this code; a torn last line does not count."""
     done: dict[str, dict[str, Any]] = {}
     for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else []:
         document = json.loads(line)
         cell = str(document.pop("cell"))
-        if document.pop("version") == current.get(cell.split("/")[1]):
+        part, surface, sampler, *_ = cell.split("/")
+        if surface in SURFACES and document.pop("version") == version(part, surface, sampler):
             done[cell] = document
     return done
 
@@ -134,14 +144,14 @@ def main() -> int:
     mode = "smoke" if arguments.smoke else "quick" if arguments.quick else "full"
     cells = list({"smoke": smoke, "quick": quick, "full": lambda: full(arguments.seeds)}[mode]())
     partial = arguments.json.with_suffix(".cells.jsonl")
-    current = versions()
-    done = read_cells(partial, current)
+    done = read_cells(partial)
     deadline = None if arguments.minutes is None else time.monotonic() + 60 * arguments.minutes
     missing = [cell for cell in cells if cell.key not in done]
     with partial.open("a", encoding="utf-8") as file:
         for cell, figures in play_all(missing, max(1, arguments.jobs), deadline):
             done[cell.key] = figures
-            file.write(json.dumps({"cell": cell.key, "version": current[cell.surface]} | figures) + "\n")
+            made_by = version(cell.part, cell.surface, cell.sampler)
+            file.write(json.dumps({"cell": cell.key, "version": made_by} | figures) + "\n")
             file.flush()
             print(f"{cell.key}: {figures['hypervolume'][-1]:.3f} in {figures['cpu_s']} CPU s", flush=True)
     wanted = {cell.key: done[cell.key] for cell in cells if cell.key in done}

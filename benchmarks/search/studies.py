@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
+from benchmarks.search.priors import guessing
+from benchmarks.search.races import raced
 from benchmarks.search.surfaces import SURFACES
-from tuner.brain import Brain
 from tuner.points import front_of, points_of
-from tuner.racing import SHORT, dominated, touches_front
-from tuner.records import Axis, Level, TrialRecord, canonical
-from tuner.sampling import SAMPLERS, Pool, seed_of
-from tuner.simulate import Game, Row, baseline_row, next_row, reseeded, scattered
+from tuner.records import canonical
+from tuner.sampling import SAMPLERS
+from tuner.simulate import Game
 
 PEERS = ("random", "sobol", "nsga2", "tpe_fail", "grid", "hill")
-RUN_SHARE = 0.6  # of a measurement's scatter that a longer window does not reduce: launches differ
 
 
 @dataclass(frozen=True)
@@ -64,96 +60,3 @@ def run(cell: Cell) -> dict[str, Any]:
         "recommended_failed": played.chosen is not None and played.chosen.record.state == "failed",
         "failed_on_front": sum(canonical(point.config) in failed for point in front),
     }
-
-
-def guessing(of: Game, *, wrong: bool, seed: int) -> Pool:
-    """Return the game's pool with a prior. Right: the truth, 15 % off at random at each point. Wrong: off by up to
-    4.6×, as the knobs go, so that what is fast looks slow."""
-    rng = np.random.default_rng(seed_of(seed, 77))
-    rows = of.table.rows
-    truths = [of.truth.objective_costs(row) for row in rows]
-    known = np.array([cost for cost in truths if cost is not None])
-    spread = np.log(np.abs(known))
-    signs = np.sign(known[0])
-    guesses = np.empty((len(rows), known.shape[1]))
-    for index, cost in enumerate(truths):
-        # Of a point that crashes a cost model knows as little as of the crash: it says what it says of the average.
-        level = np.log(np.abs(cost)) if cost is not None else spread.mean(axis=0)
-        if wrong:
-            center = spread.mean(axis=0)
-            flipped = np.clip(-(level - center) * 1.5, -math.log(4.6), math.log(4.6))
-            level = level + flipped
-        guesses[index] = signs * (level + 0.15 * rng.standard_normal(known.shape[1]))
-    return replace(of.pool, guesses=guesses)
-
-
-def raced(of: Game, seed: int, trials: int, *, race: bool) -> dict[str, Any]:
-    """Simulate a study of which windows are counted: full ones, or raced. A full level is one unit of seconds."""
-    space = of.space
-    space = replace(
-        space, file=space.file.model_copy(update={"study": space.file.study.model_copy(update={"seed": seed})})
-    )
-    brain = Brain(space, of.table.refusals, pool=reseeded(of.pool, space))
-    rng = np.random.default_rng(seed_of(seed, 1_000_003))
-    axes = Axis.of(space.file.objectives, space.levels)
-    curves: list[dict[int, Level]] = []
-    found, seconds = [], 0.0
-    row: Row | None = baseline_row(space, of.table)
-    repeat: int | None = None
-    for number in range(trials):
-        if row is None:
-            break
-        record, spent = _launch(row, number, repeat, rng, curves, axes, race=race)
-        seconds += spent
-        if record.state == "measured":
-            curves.append({level.concurrency: level for level in record.levels})
-        cost = of.truth.costs[canonical(row.record.config)]
-        if cost is not None and record.state == "measured":
-            found.append(cost)
-        brain.tell(record)
-        row, repeat = next_row(brain, of.table, number + 1)
-    return {"hypervolume": [round(of.truth.share_of(found), 4)], "seconds": round(seconds, 2)}
-
-
-def _launch(
-    row: Row,
-    number: int,
-    repeat: int | None,
-    rng: np.random.Generator,
-    curves: list[dict[int, Level]],
-    axes: tuple[Axis, ...],
-    *,
-    race: bool,
-) -> tuple[TrialRecord, float]:
-    """Return what a launch is recorded as, and the window units it took."""
-    fields: dict[str, Any] = {"trial": number, "of": repeat, "role": "search" if repeat is None else "repeat"}
-    if row.record.state == "failed":
-        return row.record.model_copy(update=fields), 0.0
-    luck = {name: rng.standard_normal() for name in row.noise}
-    short = [_windowed(level, row, luck, SHORT if race else 1.0, rng) for level in row.record.levels]
-    if not race:
-        return row.record.model_copy(update=fields | {"levels": tuple(short)}), float(len(short))
-    if dominated(short[0], curves, axes):
-        return row.record.model_copy(update=fields | {"levels": (short[0],), "state": "pruned"}), SHORT
-    spent = SHORT * len(short)
-    if touches_front({level.concurrency: level for level in short}, curves, axes):
-        counted = {axis.level for axis in axes}
-        short = [
-            _windowed(true, row, luck, 1.0, rng) if true.concurrency in counted else had
-            for true, had in zip(row.record.levels, short, strict=True)
-        ]
-        spent += (1 - SHORT) * len(counted)
-    return row.record.model_copy(update=fields | {"levels": tuple(short)}), spent
-
-
-def _windowed(level: Level, row: Row, luck: dict[str, float], share: float, rng: np.random.Generator) -> Level:
-    """Return a level as a window of this share of the full one shows it: the launch's own luck stays, the window's
-    scatter grows with the inverse root of its length."""
-    within = {name: cv * math.sqrt((1 - RUN_SHARE**2) / share) for name, cv in row.noise.items()}
-    shifted = {
-        name: value * math.exp(RUN_SHARE * row.noise[name] * luck[name])
-        if name in luck and value is not None
-        else value
-        for name, value in level.metrics.items()
-    }
-    return scattered(level.model_copy(update={"metrics": shifted}), within, rng)
