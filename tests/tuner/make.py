@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.config import EngineConfig
+from tests.tuner.tiny_worker import measured
 from tuner.records import Failure, Level, TrialRecord, config_dict
 
 
@@ -36,3 +37,8 @@ def record(trial: int, levels: list[Level] | None = None, **more: Any) -> TrialR
     if not levels:
         fields["failure"] = Failure(kind="oom_load", stage="load", evidence=("out of memory",), advice="lower it")
     return TrialRecord.model_validate(fields | more)
+
+
+def measure(config: EngineConfig, concurrency: int) -> Level:
+    """Return what the tiny worker says of a configuration."""
+    return Level.model_validate(measured(config_dict(config)["draft"], concurrency))

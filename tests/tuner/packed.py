@@ -16,23 +16,24 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from engine.config import EngineConfig
+from tests.tuner.make import measure
 from tests.tuner.smi import FakeSmi
 from tests.tuner.spaces import SMOKE
-from tests.tuner.tiny_worker import measure
-from tuner.brain import Brain
-from tuner.executors.packed import PackedExecutor
 from tuner.journal import Journal
 from tuner.leases import lease
 from tuner.records import Event, TrialRecord, TrialSpec, canonical, config_dict
 from tuner.space import Space, parse_space
 from tuner.store import StudyFolder
-from tuner.study import Search, startup_of
 from tuner.windows import measuring
+
+if TYPE_CHECKING:  # workers import none of it
+    from tuner.brain import Brain
+    from tuner.study import Search
 
 GPUS = tuple(f"GPU-{index}" for index in range(8))
 WORKER = (sys.executable, str(Path(__file__)), "--worker")
@@ -99,6 +100,10 @@ def begin(folder: Path, trials: int, scale: float = 1.0, text: str = SPACE) -> N
 
 def search(folder: Path, observer: Any) -> Search:
     """Run or resume a study to its end."""
+    from tuner.brain import Brain
+    from tuner.executors.packed import PackedExecutor
+    from tuner.study import Search, startup_of
+
     study = StudyFolder(folder)
     space: Space = parse_space(study.space.read_bytes(), str(study.space))
     brain = Brain(space, nothing, startup_of(space))

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from engine.config import EngineConfig
-from tests.tuner.make import config, level, record
+from tests.tuner.make import config, level, measure, record
 from tests.tuner.spaces import SPACE
-from tests.tuner.tiny_worker import measure
 from tuner.explain import (
     bound_of,
     compare,

@@ -9,9 +9,8 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
 from engine.config import EngineConfig
-from tests.tuner.make import record
+from tests.tuner.make import measure, record
 from tests.tuner.spaces import SPACE
-from tests.tuner.tiny_worker import measure
 from tuner.export.optuna_journal import write_journal
 from tuner.records import TrialRecord, config_dict
 from tuner.space import parse_space

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from engine.config import EngineConfig
+from tests.tuner.make import measure
 from tests.tuner.spaces import SPACE
-from tests.tuner.tiny_worker import measure
 from tuner.brain import Brain
 from tuner.records import Failure, TrialRecord, canonical, config_dict
 from tuner.space import Infeasible, Space, load_space, parse_space

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from engine.config import EngineConfig
+from tests.tuner.make import measure
 from tests.tuner.spaces import SPACE
-from tests.tuner.tiny_worker import measure
 from tuner.brain import Brain
 from tuner.errors import StudyError
 from tuner.records import TrialRecord, config_dict
