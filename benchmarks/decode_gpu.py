@@ -1,66 +1,107 @@
 """Drafts on a GPU, in one command: the text is the target's own, and what each draft makes a second.
 
-    python -m benchmarks.decode_gpu
+    python -m benchmarks.decode_gpu [--out FILE]
 
-Three parts: the tests that need a GPU (a CUDA graph holds the tree builder, its mask and the walk; the step runs
-there); greedy float32 texts of the bundled pair under every draft, alone and at once, against plain decoding; and
-`python -m engine bench --decode`. The record is benchmarks/results/decode_cuda.json. About a minute.
+Three parts, each written to the record before the next begins: the tests that need a GPU (a CUDA graph holds the tree
+builder, its mask and the walk; the step runs there); greedy float32 texts of the bundled pair under every draft, alone
+and at once, against plain decoding; and `python -m engine bench --decode`, chains and plain decoding also as captured
+graphs. It ends with status 1 at the first part that fails. The record is benchmarks/results/decode_cuda.json.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.common import RESULTS, bundled_prompts, passing_tests, write
-from benchmarks.decoding import decode, differences, in_batches, loop_of
+from benchmarks.decoding import decode, differences, in_batches
 from engine.bench import DECODE_CONCURRENCY, DECODE_DRAFTS, bench, decode_configs
-from engine.config import BUNDLED
+from engine.config import BUNDLED, EngineConfig
+from engine.runtime import resolve
+from engine.start import AnyLoop, build_any, loop_of
 
 PROMPTS, TOKENS = 6, 48
-BENCH_TOKENS, REPEATS = 64, 3
+BENCH_TOKENS, REPEATS = 64, 5
+CHAIN = DECODE_DRAFTS["dflash"]
+TEXTS = DECODE_DRAFTS | {"ddtree 16, 31 nodes": {"kind": "ddtree", "block_size": 16, "nodes": 31}}
+CHAINS = {
+    "none": DECODE_DRAFTS["none"],
+    "dflash": CHAIN,
+    "policy of chains": {"kind": "policy", "by_running": [[1, 7, CHAIN], [8, None, {"kind": "none"}]]},
+}
+GRAPHS = {"kind": "captured", "batch_sizes": [1, 4, 16]}
 
 
 def tests() -> dict[str, Any]:
     """Run what is marked for CUDA in the decoding tests."""
-    return passing_tests("-q", "-m", "cuda", "tests/engine/test_tree.py", "tests/engine/test_speculate.py")
+    return passing_tests("-m", "cuda", "tests/engine/test_tree.py", "tests/engine/test_speculate.py")
 
 
 def greedy() -> dict[str, Any]:
     """Compare texts in float32 under every draft of the bench, a wide tree beside them, with plain decoding."""
     prompts = bundled_prompts()[:PROMPTS]
-    expected = decode(loop_of(BUNDLED, {"kind": "none"}), prompts, [TOKENS] * PROMPTS)
-    drafts = DECODE_DRAFTS | {"ddtree 16, 31 nodes": {"kind": "ddtree", "block_size": 16, "nodes": 31}}
-    found = {}
-    for name, draft in drafts.items():
-        loop = loop_of(BUNDLED, draft)
+    expected = decode(_loop({"kind": "none"}), prompts, [TOKENS] * PROMPTS)
+    found, wrong = {}, []
+    for name, draft in TEXTS.items():
+        loop = _loop(draft)
         together = decode(loop, prompts, [TOKENS] * PROMPTS)
         alone = list(in_batches(loop, prompts[:2], TOKENS, 1))
+        unequal = differences(together, expected) + differences(alone, expected[:2])
+        wrong += [f"{name}: {each}" for each in unequal]
         rounds = sum(each.rounds for each in together)
-        found[name] = {
-            "differences": differences(together, expected) + differences(alone, expected[:2]),
-            "tokens_per_round": round(PROMPTS * (TOKENS - 1) / rounds, 2) if rounds else None,
-        }
+        found[name] = {"differences": unequal, "tokens_per_round": round(PROMPTS * (TOKENS - 1) / rounds, 2)}
+    assert not wrong, f"texts that are not plain decoding's: {wrong}"
     return found
 
 
+def speed() -> dict[str, Any]:
+    """Time every draft of `bench --decode`, eager as there; and captured those that can be."""
+    captured = {
+        f"{name}, captured": EngineConfig.model_validate(
+            {"model": {"target": BUNDLED}, "draft": draft, "graphs": GRAPHS}
+        )
+        for name, draft in CHAINS.items()
+    }
+    return bench(decode_configs() | captured, bundled_prompts(), DECODE_CONCURRENCY, BENCH_TOKENS, REPEATS)
+
+
+def _loop(draft: dict[str, Any]) -> AnyLoop:
+    document = {"model": {"target": BUNDLED, "dtype": "float32"}, "draft": draft}
+    return loop_of(build_any(resolve(EngineConfig.model_validate(document))))
+
+
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {"tests": tests, "greedy_float32": greedy, "speed": speed}
+
+
 def main() -> int:
-    """Do all parts; exit status 1 when a text differs or a test fails."""
+    """Do all parts; exit status 1 when a test fails or a text differs, 2 without a GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=RESULTS / "decode_cuda.json")
+    out: Path = parser.parse_args().out
     if not torch.cuda.is_available():
         print("no CUDA device: run it on a machine with an NVIDIA GPU", file=sys.stderr)
         return 2
-    texts = greedy()
-    timed = bench(decode_configs(), bundled_prompts(), DECODE_CONCURRENCY, BENCH_TOKENS, REPEATS)
-    ran = tests()
-    write(RESULTS / "decode_cuda.json", {"tests": ran, "greedy_float32": texts} | timed)
-    for name, report in timed["configs"].items():
+    record: dict[str, Any] = {}
+    for name, part in PARTS.items():
+        began = time.monotonic()
+        try:
+            record[name] = part()
+        except AssertionError as error:
+            record[name] = {"failed": str(error)}
+        print(f"{name}: {time.monotonic() - began:.0f} s {record[name].get('failed', '')}", flush=True)
+        write(out, record)
+        if "failed" in record[name]:
+            return 1
+    for name, report in record["speed"]["configs"].items():
         levels = {level["concurrency"]: round(level["tok_s_p50"]) for level in report["levels"]}
-        print(f"{name:8} tok/s by requests: {levels}")
-    wrong = {name: each["differences"] for name, each in texts.items() if each["differences"]}
-    print(f"texts that differ from plain decoding: {wrong or 'none'}")
-    return 1 if wrong else 0
+        print(f"{name:26} tok/s by requests: {levels}")
+    return 0
 
 
 if __name__ == "__main__":

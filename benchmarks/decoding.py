@@ -12,6 +12,7 @@ from engine.config import EngineConfig
 from engine.loop import Loop
 from engine.request import Request
 from engine.runtime import build, resolve
+from engine.start import AnyLoop
 
 Text = tuple[int, ...]
 
@@ -76,7 +77,7 @@ class Outcome:
     rounds: int
 
 
-def decode(loop: Loop, prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[Outcome]:
+def decode(loop: AnyLoop, prompts: Sequence[Prompt], lengths: Sequence[int]) -> list[Outcome]:
     """Decode all prompts greedily, submitted at once."""
     made: list[Text] = [()] * len(prompts)
     rounds = [0] * len(prompts)
@@ -91,7 +92,7 @@ def decode(loop: Loop, prompts: Sequence[Prompt], lengths: Sequence[int]) -> lis
     return [Outcome(*each) for each in zip(made, rounds, strict=True)]
 
 
-def in_batches(loop: Loop, prompts: Sequence[Prompt], tokens: int, batch: int) -> Iterator[Outcome]:
+def in_batches(loop: AnyLoop, prompts: Sequence[Prompt], tokens: int, batch: int) -> Iterator[Outcome]:
     """Decode prompts in groups of `batch`."""
     for first in range(0, len(prompts), batch):
         group = prompts[first : first + batch]
