@@ -36,7 +36,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m tests
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
