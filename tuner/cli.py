@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -163,7 +163,9 @@ def pick(
     space, outcome = session.load_outcome(session.existing(study))
     best = best_of(outcome.points, outcome.records, space, _pick(space, slo, load))
     if as_json:
-        print(json.dumps(best.point.to_json() | {"misses": list(best.misses), "speedup": best.speedup}, indent=1))
+        estimate = None if best.estimate is None else asdict(best.estimate)
+        judged = {"misses": list(best.misses), "speedup": best.speedup, "estimate": estimate}
+        print(json.dumps(best.point.to_json() | judged, indent=1))
     else:
         out = console()
         lines = recommendation_lines(best, outcome, space)

@@ -8,6 +8,7 @@ may be on the front, at the levels that decide it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from tuner.load.arrivals import Target
 from tuner.load.client import Endpoint
 from tuner.load.level import Plan, Run, level_of, run_level
 from tuner.load.workload import Requests
-from tuner.racing import LEAST, SHORT, curves_of, is_out, touches_front
+from tuner.racing import LEAST, LONG, SHORT, curves_of, is_out, touches_front
 from tuner.ready import ServerDied, unless_dead
 from tuner.records import Level, Race, Raced, TrialSpec, Workload
 from tuner.supervise import Exit, Supervised
@@ -90,10 +91,12 @@ def _short(workload: Workload) -> Workload:
 
 
 def _rest(workload: Workload, spent: float) -> list[Workload]:
-    """Return what is left of the full measurement after a short window of `spent` seconds."""
-    left = max(SHORT * workload.window, workload.window - spent)
+    """Return what is left of a long measurement after a short window of `spent` seconds."""
+    windows = LONG * workload.repeats
+    first = min(1.0, windows) * workload.window
+    left = max(SHORT * workload.window, first - spent)
     rest = workload.model_copy(update={"window": left, "longest": max(left, workload.bound - spent)})
-    return [rest, *[workload] * (workload.repeats - 1)]
+    return [rest, *[workload] * (math.ceil(windows) - 1)]
 
 
 def _worth_more(levels: dict[int, Level], race: Race) -> list[int]:
@@ -103,14 +106,14 @@ def _worth_more(levels: dict[int, Level], race: Race) -> list[int]:
     return sorted({axis.level for axis in race.axes} & levels.keys())
 
 
-def _saved(spec: TrialSpec, levels: dict[int, Level], full: Sequence[int]) -> Raced | None:
-    """Return what the race left out, None where that is nothing. `full`: the levels measured in full."""
+def _saved(spec: TrialSpec, levels: dict[int, Level], longer: Sequence[int]) -> Raced | None:
+    """Return what the race left out, None where that is nothing. `longer`: the levels measured on."""
     window = spec.workload.window * spec.workload.repeats
-    less = {c: levels[c].seconds or 0.0 if c in levels else 0.0 for c in spec.levels if c not in full}
-    short = tuple(c for c in less if c in levels and less[c] < window)
-    saved = sum(max(0.0, window - spent) for spent in less.values())
+    spent = {c: levels[c].seconds or 0.0 if c in levels else 0.0 for c in spec.levels}
+    short = tuple(c for c in spec.levels if c in levels and c not in longer and spent[c] < window)
+    saved = sum(max(0.0, window - seconds) for seconds in spent.values())
     out = len(levels) < len(spec.levels)
-    return Raced(out=out, short=short, saved_s=round(saved, 3)) if out or short else None
+    return Raced(out=out, short=short, saved_s=round(saved, 3)) if out or saved > 0 else None
 
 
 async def _level(bench: Bench, journal: Journal, stretch: Stretch, windows: Sequence[Workload]) -> Level | Remains:

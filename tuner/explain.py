@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from engine.config import EngineConfig, NoDraft
 from engine.estimate import draft_at
+from tuner.confirm import Contender
 from tuner.importance import shares
 from tuner.labels import label
 from tuner.pick import THROUGHPUT, Recommendation
@@ -137,8 +138,17 @@ def trial_lines(record: TrialRecord, baseline: TrialRecord | None) -> list[str]:
     return lines
 
 
-def runner_up_line(best: Point, points: Sequence[Point], objective: Objective, searched: Sequence[str]) -> str | None:
-    """Return what the next best configuration at the same load loses and where; None without one."""
+def runner_up_line(
+    best: Point,
+    points: Sequence[Point],
+    objective: Objective,
+    searched: Sequence[str],
+    ranked: Sequence[Contender] = (),
+) -> str | None:
+    """Return what the next best configuration at the same load loses and where; None without one.
+
+    `ranked`: how all launches of the study rank the configurations, where they were asked; else the means are compared.
+    """
     others = [
         point
         for point in points
@@ -147,13 +157,16 @@ def runner_up_line(best: Point, points: Sequence[Point], objective: Objective, s
         and point.feasible
         and point.metrics.get(objective.metric) is not None
     ]
-    own = best.metrics.get(objective.metric)
-    if not others or own is None:
+    if not others or best.metrics.get(objective.metric) is None:
         return None
     sign = 1.0 if objective.goal == "min" else -1.0
-    following = min(others, key=lambda point: sign * (point.metrics.get(objective.metric) or 0.0))
-    value = following.metrics[objective.metric] or 0.0
-    loss = abs(value - own) / abs(own) if own else 0.0
+    values = {point.trial: point.metrics.get(objective.metric) or 0.0 for point in (best, *others)}
+    judged = {contender.trial: contender.estimate(objective).value for contender in ranked}
+    if values.keys() <= judged.keys():
+        values = judged
+    following = min(others, key=lambda point: sign * values[point.trial])
+    own = values[best.trial]
+    loss = abs(values[following.trial] - own) / abs(own) if own else 0.0
     name = f"trial {following.trial} ({label(following.config, searched)})"
     if (following.trial, following.concurrency) in best.tied_with:
         return f"Next best: {name}, {loss:.1%} behind in {objective.metric}: a tie by its interval."
@@ -196,7 +209,7 @@ def winner_lines(
         lines += [f"Why: {line}." for line in trial_lines(record.model_copy(update={"levels": levels}), baseline)]
     searched = [domain.path for domain in space.domains]
     tied = replace(point, tied_with=best.tied_with)
-    following = runner_up_line(tied, points, objective, searched)
+    following = runner_up_line(tied, points, objective, searched, best.ranked)
     return lines if following is None else [*lines, following]
 
 

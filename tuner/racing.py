@@ -5,6 +5,9 @@ measuring; what can be saved is windows. Two decisions are made while a server r
 
 - after its first concurrency: can this candidate still reach the front? If not, the other levels are not measured;
 - after a short window: does its interval touch the front? If so, it is measured longer.
+
+Full windows are left to the confirmation: a search has to find the candidates, and launches of one configuration differ
+by what no window shortens, so the second half of a window tells a search less than the launch that it delays.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ if TYPE_CHECKING:  # workers race, and load no search space
     from tuner.space import Space
 
 SHORT = 0.25  # of the full window
+LONG = 0.5  # of it, for what may be on the front
 LEAST = 4.0  # seconds; a shorter window has few requests as it is, and is not split
 ALIKE = 2  # curves of one kind of draft that tell how such curves rise with concurrency
 MOST = 400  # curves that a candidate races against, the latest
@@ -127,11 +131,6 @@ def _is_better(other: Curve, axes: Sequence[Axis], hopes: Sequence[float]) -> bo
         if value is None or axis.cost(value) >= hope:
             return False
     return True
-
-
-def window(full: float, *, touches: bool) -> float:
-    """Return how long a level is measured in all: short, or full where the short one did not settle it."""
-    return full if touches else SHORT * full
 
 
 def race_of(records: Sequence[TrialRecord], space: Space, kind: str = "") -> Race:

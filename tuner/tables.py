@@ -121,11 +121,15 @@ def recommendation_lines(best: Recommendation, outcome: Outcome, space: Space) -
     ]
     others = any(p.concurrency == point.concurrency and draft_kind(p.config) != "none" for p in outcome.points)
     if point.baseline and others:
-        lines.append("No measured configuration with speculation is faster there: serve without.")
+        lines.append("No configuration with speculation is faster there, judged by all launches: serve without.")
     elif point.baseline:
         lines.append("It is the baseline; no configuration with speculation was measured at that load.")
     elif best.speedup is not None:
         lines.append(f"That is {best.speedup:.2f} × no speculation at the same load.")
+    if best.estimate is not None:
+        lines.append(
+            f"All launches of the study together expect {with_interval(best.estimate.value, best.estimate.interval)}."
+        )
     if best.tied_with:
         lines.append(f"Not to be told apart from {_trials(best.tied_with)}: the intervals overlap.")
     if best.misses:

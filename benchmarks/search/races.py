@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tuner.brain import Brain
-from tuner.racing import SHORT, dominated, touches_front
+from tuner.outcome import outcome_of
+from tuner.racing import LONG, SHORT, dominated, touches_front
 from tuner.records import Axis, Level, TrialRecord, canonical
 from tuner.sampling import seed_of
-from tuner.simulate import Game, Row, baseline_row, next_row, reseeded, scattered
+from tuner.simulate import Game, Row, baseline_row, next_row, reseeded, scattered, seeded
 
 RUN_SHARE = 0.6  # of a measurement's scatter that a longer window does not reduce: launches differ
 
 
 def raced(of: Game, seed: int, trials: int, *, race: bool) -> dict[str, Any]:
     """Simulate a study of which windows are counted: full ones, or raced. A full level is one unit of seconds."""
-    space = of.space
-    space = replace(
-        space, file=space.file.model_copy(update={"study": space.file.study.model_copy(update={"seed": seed})})
-    )
+    space = seeded(of.space, seed)
     brain = Brain(space, of.table.refusals, pool=reseeded(of.pool, space))
     rng = np.random.default_rng(seed_of(seed, 1_000_003))
     axes = Axis.of(space.file.objectives, space.levels)
     curves: list[dict[int, Level]] = []
+    records: list[TrialRecord] = []
+    rows: list[Row] = []
     found, seconds = [], 0.0
     row: Row | None = baseline_row(space, of.table)
     repeat: int | None = None
@@ -35,6 +34,8 @@ def raced(of: Game, seed: int, trials: int, *, race: bool) -> dict[str, Any]:
             break
         record, spent = _launch(row, number, repeat, rng, curves, axes, race=race)
         seconds += spent
+        records.append(record)
+        rows.append(row)
         if record.state == "measured":
             curves.append({level.concurrency: level for level in record.levels})
         cost = of.truth.costs[canonical(row.record.config)]
@@ -42,7 +43,13 @@ def raced(of: Game, seed: int, trials: int, *, race: bool) -> dict[str, Any]:
             found.append(cost)
         brain.tell(record)
         row, repeat = next_row(brain, of.table, number + 1)
-    return {"hypervolume": [round(of.truth.share_of(found), 4)], "seconds": round(seconds, 2)}
+    best = outcome_of(records, space).recommendation
+    regret = 1.0 if best is None else of.truth.regret(rows[best.point.trial].record)
+    return {
+        "hypervolume": [round(of.truth.share_of(found), 4)],
+        "seconds": round(seconds, 2),
+        "regret": round(regret, 5),
+    }
 
 
 def _launch(
@@ -69,10 +76,10 @@ def _launch(
     if touches_front({level.concurrency: level for level in short}, curves, axes):
         counted = {axis.level for axis in axes}
         short = [
-            _windowed(true, row, luck, 1.0, rng) if true.concurrency in counted else had
+            _windowed(true, row, luck, LONG, rng) if true.concurrency in counted else had
             for true, had in zip(row.record.levels, short, strict=True)
         ]
-        spent += (1 - SHORT) * len(counted)
+        spent += (LONG - SHORT) * len(counted)
     return row.record.model_copy(update=fields | {"levels": tuple(short)}), spent
 
 

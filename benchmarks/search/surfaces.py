@@ -75,25 +75,47 @@ pick: {{load: 32}}
 
 
 def dflash(config: EngineConfig, machine: Machine) -> Outcome:
-    """One point of the DFlash space: its crash, or TPOT, TTFT and throughput at each concurrency."""
-    draft, fraction = config.draft, config.memory.kv_fraction or 0.85
-    block, layers = getattr(draft, "block_size", 1), getattr(draft, "layers", None) or 0
-    nodes = getattr(draft, "nodes", block - 1)
-    rows = nodes + 1 if draft.kind == "ddtree" else block
-    largest = config.graphs.batch_sizes[-1] if config.graphs.kind == "captured" else 0
-    fa3 = config.attention.backend == "fa3"
-    # What no static check sees: workspaces grow with captured rows and running requests; one kernel has no tree.
-    memory = fraction + 0.0007 * largest * rows**0.5 + 0.00012 * config.memory.max_running * rows**0.5
-    if memory > 1.0:
+    """One point of the DFlash space: its crash, or what it measures."""
+    return dflash_crash(config) or dflash_curve(config, machine)
+
+
+def dflash_crash(config: EngineConfig) -> FailureKind | None:
+    """What no static check sees: workspaces grow with captured rows and running requests; one kernel has no tree."""
+    rows, largest = _rows(config), _largest(config)
+    workspace = (0.0007 * largest + 0.00012 * config.memory.max_running) * rows**0.5
+    if _kv_fraction(config) + workspace > 1.0:
         return "oom_capture" if largest else "oom_load"
-    if fa3 and draft.kind == "ddtree" and rows > 32:
+    if config.attention.backend == "fa3" and config.draft.kind == "ddtree" and rows > 32:
         return "kernel_compile"
+    return None
+
+
+def dflash_curve(config: EngineConfig, machine: Machine) -> dict[int, dict[str, float]]:
+    """TPOT, TTFT, throughput and accept length at each concurrency."""
+    draft, rows = config.draft, _rows(config)
+    block, layers = getattr(draft, "block_size", 1), getattr(draft, "layers", None) or 0
+    nodes, fa3 = getattr(draft, "nodes", block - 1), config.attention.backend == "fa3"
     found: dict[int, dict[str, float]] = {}
     for level in (1, 8, 32):
-        capacity = fraction * machine.kv_tokens / (machine.request + 14.0 * rows)
+        capacity = _kv_fraction(config) * machine.kv_tokens / (machine.request + 14.0 * rows)
         running = min(level, config.memory.max_running, max(1.0, capacity))
-        found[level] = _round(machine, draft.kind, running, level, rows, block, layers, nodes, largest, fa3)
+        found[level] = _round(machine, draft.kind, running, level, rows, block, layers, nodes, _largest(config), fa3)
     return found
+
+
+def _rows(config: EngineConfig) -> int:
+    """Rows of a verify, one request's."""
+    block = int(getattr(config.draft, "block_size", 1))
+    return int(getattr(config.draft, "nodes", block)) + 1 if config.draft.kind == "ddtree" else block
+
+
+def _largest(config: EngineConfig) -> int:
+    """The largest captured batch, 0 for eager rounds."""
+    return config.graphs.batch_sizes[-1] if config.graphs.kind == "captured" else 0
+
+
+def _kv_fraction(config: EngineConfig) -> float:
+    return config.memory.kv_fraction or 0.85
 
 
 def _round(
