@@ -33,6 +33,7 @@ from tuner.records import (
     Workload,
 )
 from tuner.reference import Parity, Reference
+from tuner.sampling import SAMPLERS
 from tuner.space.model import (
     Budget,
     Constraint,
@@ -47,6 +48,8 @@ from tuner.space.model import (
 from tuner.space.schema import standard
 
 FOLDER = Path(__file__).resolve().parent
+SEARCH = FOLDER.parent / "benchmarks" / "results" / "search.json"
+SEEDS = 20  # of a sampler whose figures need no remark
 PART = re.compile(r"(<!-- generated: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -151,6 +154,31 @@ def front_entry() -> str:
     return ", ".join(f"`{key}`" for key in point.to_json()) + "\n"
 
 
+def search_claims() -> str:
+    """Return what the search benchmark claims and found."""
+    claims = json.loads(SEARCH.read_text(encoding="utf-8"))["claims"]
+    rows = [
+        (name, claim["wanted"], f"{claim['figure']:g}", "yes" if claim["holds"] else "**no**")
+        for name, claim in claims.items()
+    ]
+    return table(("claim", "wanted", "found", "holds"), rows)
+
+
+def search_samplers() -> str:
+    """Return each sampler's share of hypervolume and its crashes at 60 launches, by surface."""
+    summary = json.loads(SEARCH.read_text(encoding="utf-8"))["summary"]
+    found: dict[str, dict[str, str]] = {}
+    for name, means in summary.items():
+        part, surface, sampler, trials = name.split("/")
+        if (part, trials) == ("search", "60"):
+            few = "" if means["seeds"] >= SEEDS else f" ({means['seeds']} seeds)"
+            text = f"{means['hypervolume'][trials]:.3f}, {means['crashes']:.1f}{few}"
+            found.setdefault(surface, {})[sampler] = text
+    samplers = [name for name in SAMPLERS if any(name in each for each in found.values())]
+    rows = [(surface, *(each.get(name, "–") for name in samplers)) for surface, each in found.items()]
+    return table(("surface", *(f"`{name}`" for name in samplers)), rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "space": lambda: fields(SpaceFile),
     "study": lambda: fields(Study),
@@ -187,6 +215,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "failure": lambda: fields(Failure),
     "event": lambda: fields(Event),
     "front": front_entry,
+    "search.claims": search_claims,
+    "search.samplers": search_samplers,
 }
 
 
