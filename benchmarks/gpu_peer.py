@@ -1,12 +1,13 @@
-"""On one GPU, over HTTP: this engine beside SGLang at the shape of Qwen3-8B.
+"""On one GPU, over HTTP: this engine beside SGLang, at the shape of Qwen3-8B or (`--pair`) with the bundled pair.
 
-    TUNER_BACKENDS=… python -m benchmarks.gpu_peer --json OUT
+    TUNER_BACKENDS=… python -m benchmarks.gpu_peer [--pair] --json OUT
 
-Synthetic: random weights, forced acceptance. SGLang's servers (no speculation, DFLASH blocks of 16 and of 8) start
-together and stay; ours start one at a time beside them, and each cell is measured in turns, peer and ours, with the
-same client and prompts. SGLang's acceptance is forced to 6.0 and 4.5; ours is then set to what SGLang reported in
-this run. Every cell is quoted twice: over HTTP (tokens of a level over its time) and decode-only (a request's time
-per token after its first chunk), since a prompt costs SGLang much more. An idle server computes nothing on the GPU.
+The shape is synthetic: random weights, forced acceptance; the pair is real, and accepts what it accepts. SGLang's
+servers (no speculation, DFLASH blocks of 16 and of 8) start together and stay; ours start one at a time beside them,
+and each cell is measured in turns, peer and ours, with the same client and prompts. With the shape, SGLang's
+acceptance is forced to 6.0 and 4.5; ours is then set to what SGLang reported in this run. Every cell is quoted twice:
+over HTTP (tokens of a level over its time) and decode-only (a request's time per token after its first chunk), since
+a prompt costs SGLang much more. An idle server computes nothing on the GPU.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import re
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -49,7 +51,8 @@ VERIFY_CALLS = re.compile(r"^sglang:spec_verify_calls_total\S* (\S+)", re.MULTIL
 
 @dataclass(frozen=True)
 class Draft:
-    """What both serve: a block size, 0 for none, the acceptance SGLang is forced to, and the loads to measure."""
+    """What both serve: a block size, 0 for none, the acceptance SGLang is forced to, 0 for the draft's own, and the
+    loads to measure."""
 
     block: int
     forced: float
@@ -62,6 +65,7 @@ class Draft:
 
 
 DRAFTS = (Draft(0, 0.0, (1, 48)), Draft(16, 6.0, (1, 8)), Draft(8, 4.5, (48,)))
+PAIR_DRAFTS = (Draft(0, 0.0, (1, 48)), Draft(16, 0.0, (1, 48)), Draft(8, 0.0, (1, 48)))
 
 
 @dataclass(frozen=True)
@@ -73,19 +77,19 @@ class Level:
     accept_length: float | None
 
 
-def config(folder: Path, draft: Draft, backend: dict[str, Any], accept: float) -> EngineConfig:
-    """Return what both servers are asked for."""
+def config(folder: Path | None, draft: Draft, backend: dict[str, Any], accept: float) -> EngineConfig:
+    """Return what both servers are asked for: the shape in `folder`, or the bundled pair."""
     speculation: dict[str, Any] = {"kind": "none"}
+    model: dict[str, Any] = {"target": "bundled", "max_len": 1024}
     if draft.block:
-        speculation = {
-            "kind": "dflash",
-            "model": str(folder / "draft"),
-            "block_size": draft.block,
-            "simulate_accept": accept,
-        }
+        speculation = {"kind": "dflash", "block_size": draft.block}
+    if folder is not None:
+        model = {"target": str(folder / "target"), "load": "dummy", "max_len": 4096}
+        if draft.block:
+            speculation |= {"model": str(folder / "draft"), "simulate_accept": accept}
     triton = {"attention": {"backend": "triton"}} if backend["kind"] == "sglang" else {}
     document = {
-        "model": {"target": str(folder / "target"), "load": "dummy", "max_len": 4096},
+        "model": model,
         "draft": speculation,
         "graphs": {"kind": "captured", "batch_sizes": SIZES},
         "memory": {"max_running": 48, "kv_tokens": KV_TOKENS, "prefix_cache": False},
@@ -214,7 +218,9 @@ def verify_calls(port: int) -> float | None:
 # ------------------------------------------------------------------------------------------------------------ a cell
 
 
-def compare(draft: Draft, concurrency: int, theirs: tuple[int, str], folder: Path, rounds: int) -> dict[str, Any]:
+def compare(
+    draft: Draft, concurrency: int, theirs: tuple[int, str], folder: Path | None, rounds: int
+) -> dict[str, Any]:
     """Measure one cell in turns; ours is started for it with the acceptance that the peer reports first.
 
     Raises:
@@ -222,7 +228,7 @@ def compare(draft: Draft, concurrency: int, theirs: tuple[int, str], folder: Pat
     """
     port, model = theirs
     warm_up(port, model, concurrency)
-    reported = measure(port, model, concurrency).accept_length if draft.block else None
+    reported = measure(port, model, concurrency).accept_length if draft.forced else None
     accept = draft.forced  # what the peer was told gives about what it reports; a text has a whole number of rounds
     for _ in range(TRIES):
         asked = config(folder, draft, {"kind": "native"}, accept)
@@ -236,7 +242,7 @@ def compare(draft: Draft, concurrency: int, theirs: tuple[int, str], folder: Pat
                 continue
             pairs = [(measure(*theirs, concurrency), measure(*own, concurrency)) for _ in range(rounds)]
             prefill = None
-            if not draft.block and concurrency == 1:
+            if folder is not None and not draft.block and concurrency == 1:
                 for each in (theirs, own):
                     ttft(*each, LONG_PROMPT)
                 prefill = [{"peer": ttft(*theirs, LONG_PROMPT), "ours": ttft(*own, LONG_PROMPT)} for _ in range(9)]
@@ -259,44 +265,82 @@ def compare(draft: Draft, concurrency: int, theirs: tuple[int, str], folder: Pat
     raise RuntimeError(f"ours does not accept what the peer does: {reported:.3f}")
 
 
-def main() -> None:
-    """Start the peers, measure every cell, write the record."""
+def best_of(cells: Sequence[dict[str, Any]], concurrency: int) -> dict[str, Any]:
+    """Return the best draft of each server at a load, and how many times the peer's ours is."""
+    level = [cell for cell in cells if cell["concurrency"] == concurrency]
+    ours = max(level, key=lambda cell: cell["tok_s"]["ours"])
+    theirs = max(level, key=lambda cell: cell["tok_s"]["peer"])
+    decode = {
+        who: min(statistics.median(each["decode_ms"] for each in cell[who]) for cell in level)
+        for who in ("ours", "peer")
+    }
+    return {
+        "ours": {"draft": ours["draft"], "tok_s": ours["tok_s"]["ours"], "decode_ms": decode["ours"]},
+        "peer": {"draft": theirs["draft"], "tok_s": theirs["tok_s"]["peer"], "decode_ms": decode["peer"]},
+        "ratio_http": ours["tok_s"]["ours"] / theirs["tok_s"]["peer"],
+        "ratio_decode_only": decode["peer"] / decode["ours"],
+    }
+
+
+def measure_all(drafts: Sequence[Draft], folder: Path | None, logs: Path, arguments: argparse.Namespace) -> bool:
+    """Start the peers, measure every cell, and write the record after each; return whether all were measured."""
+    version, _ = backends.find_command("sglang", None)
+    began = time.monotonic()
+    cells: list[dict[str, Any]] = []
+    missed: dict[str, str] = {}
+
+    def keep() -> None:
+        record: dict[str, Any] = {"synthetic": folder is not None, "peer": PEER, "prompt_tokens": PROMPT_TOKENS}
+        record |= {"output_tokens": OUTPUT_TOKENS, "cells": cells, "not_measured": missed}
+        if folder is None:
+            record["best"] = {c: best_of(cells, c) for c in sorted({cell["concurrency"] for cell in cells})}
+        write(arguments.json, record)
+
+    keep()
+    with ExitStack() as running:
+        servers = []
+        for index, draft in enumerate(drafts):
+            asked = config(folder, draft, {"kind": "sglang", "version": version}, draft.forced)
+            log, port = logs / f"peer-{index}.log", 31000 + 300 * index
+            servers.append((draft, running.enter_context(peer(asked, port, log)), (port, asked.model.target), log))
+        for draft, process, theirs, log in servers:
+            down: str | None = None
+            for concurrency in draft.levels:
+                name = f"{draft.name}, {concurrency} at once"
+                try:
+                    if down or time.monotonic() - began > arguments.seconds:
+                        raise RuntimeError(down or "no time left")
+                    seconds = await_health(process, theirs[0], log)
+                    cell = compare(draft, concurrency, theirs, folder, arguments.rounds)
+                except (RuntimeError, OSError, httpx.HTTPError, subprocess.SubprocessError) as error:
+                    missed[name] = str(error)[-2000:]
+                    down = missed[name] if process.poll() is not None or "not ready" in missed[name] else None
+                    print(f"{name}: not measured: {missed[name]}", flush=True)
+                    keep()
+                    continue
+                cells.append(cell)
+                print(
+                    f"{name}: ready after {seconds:.0f} s more; {cell['tok_s']}, {cell['ratio_http']:.2f}× over HTTP, "
+                    f"{cell['ratio_decode_only']:.2f}× decode-only; accept {cell['peer_reported_accept']}",
+                    flush=True,
+                )
+                keep()
+    return not missed
+
+
+def main() -> int:
+    """Measure every cell that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", action="store_true", help="the bundled pair instead of the shape of Qwen3-8B")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--blocks", type=int, nargs="+", default=[0, 16, 8], help="cells to measure; 0 is none")
     parser.add_argument("--seconds", type=float, default=480.0, help="no cell begins after so long")
     parser.add_argument("--json", type=Path, default=RESULTS / "gpu_peer.json")
     arguments = parser.parse_args()
-    version, _ = backends.find_command("sglang", None)
-    began, cells, missed = time.monotonic(), [], []
-    with shapes() as folder, ExitStack() as running:
-        servers = []
-        for index, draft in enumerate(each for each in DRAFTS if each.block in arguments.blocks):
-            asked = config(folder, draft, {"kind": "sglang", "version": version}, draft.forced)
-            log, port = folder / f"peer-{index}.log", 31000 + 300 * index
-            servers.append((draft, running.enter_context(peer(asked, port, log)), port, log))
-        for draft, process, port, log in servers:
-            seconds = await_health(process, port, log)
-            print(f"peer {draft.name}: ready, {seconds:.0f} s more", flush=True)
-            for concurrency in draft.levels:
-                if time.monotonic() - began > arguments.seconds:
-                    missed.append(f"{draft.name}, {concurrency} at once")
-                    continue
-                cell = compare(draft, concurrency, (port, str(folder / "target")), folder, arguments.rounds)
-                cells.append(cell)
-                print(
-                    f"{draft.name:9} c={concurrency:2}: {cell['tok_s']}, {cell['ratio_http']:.2f}× over HTTP, "
-                    f"{cell['ratio_decode_only']:.2f}× decode-only; accept {cell['peer_reported_accept']}",
-                    flush=True,
-                )
-                record = {
-                    "synthetic": True,
-                    "peer": PEER,
-                    "prompt_tokens": PROMPT_TOKENS,
-                    "output_tokens": OUTPUT_TOKENS,
-                }
-                write(arguments.json, record | {"cells": cells, "not_measured": missed})
+    drafts = [each for each in (PAIR_DRAFTS if arguments.pair else DRAFTS) if each.block in arguments.blocks]
+    with shapes() as folder:
+        return 0 if measure_all(drafts, None if arguments.pair else folder, folder, arguments) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

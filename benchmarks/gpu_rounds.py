@@ -6,7 +6,9 @@ Every part is a process of its own with a time limit: one that fails is reported
 the bundled pair in float32, captured against eager rounds and against the CPU engine, greedy and sampled.
 `rounds_none`, `rounds_dflash`: the shape of Qwen3-8B (random weights, forced acceptance), a round split into draft,
 verify, commit and host; `rounds_long`: over 32 k cached tokens. `pair`: the split of the bundled pair. `http`,
-`http8b`: both served over HTTP to one client.
+`http8b`: both served over HTTP to one client. `cancel`: requests that leave while a round of theirs runs. `ready`:
+seconds to ready without and with what an earlier start compiled and measured. `memory`: what a server says on a GPU
+that others fill.
 """
 
 from __future__ import annotations
@@ -156,6 +158,86 @@ def rounds_long() -> dict[str, Any]:
     return found | {"verify_16_rows_over_1": found["dflash"]["verify_ms"] / found["none"]["verify_ms"]}
 
 
+def cancel() -> dict[str, Any]:
+    """Cancel requests while a round of theirs runs: the others' texts stay, theirs end early, every page comes back."""
+    from engine.config import EngineConfig
+    from engine.device.build import build_device
+    from engine.device.loop import DeviceLoop
+    from engine.request import Request, Sampling
+    from engine.runtime import resolve
+
+    prompts = [prompt[:64] for prompt in bundled_prompts()[:24]]
+    found: dict[str, Any] = {}
+    for name, draft in DRAFTS.items():
+        asked = config(draft, True, 8, [1, 2, 4, 8], dtype="float32", max_len=512)
+        runtime = build_device(resolve(EngineConfig.model_validate(asked)))
+        expected: list[list[int]] = []
+        for every in (0, 3):  # nobody; then one of three, after its first tokens: the next round is under way
+            loop, made = DeviceLoop(runtime), list[list[int]]([] for _ in prompts)
+            for number, prompt in enumerate(prompts):
+                sampling = Sampling(0.8, seed=number) if number % 2 else Sampling()
+                assert loop.submit(Request(number, prompt, 64, (), sampling)) is None
+            left: set[int] = set()
+            while not loop.idle:
+                for progress in loop.advance():
+                    assert progress.id not in left, "tokens of a request that had been cancelled"
+                    made[progress.id] += progress.tokens
+                    if every and progress.id % every == 0 and progress.finish is None:
+                        loop.cancel(progress.id)
+                        left.add(progress.id)
+            assert runtime.pages.free == runtime.pages.pages, "pages are held by nobody"
+            if not every:
+                expected = made
+        stayed = [number for number in range(len(prompts)) if number not in left]
+        assert all(made[number] == expected[number] for number in stayed), "a cancel changed another text"
+        early = [number for number in left if len(made[number]) < len(expected[number])]
+        assert all(expected[number][: len(made[number])] == made[number] for number in left)
+        found[name] = {"requests": len(prompts), "cancelled": len(left), "ended_early": len(early)}
+        print(name, found[name], flush=True)
+    return found
+
+
+def ready() -> dict[str, Any]:
+    """Measure the bundled pair's seconds to ready: caches of kernels empty, then as the first start left them."""
+    from benchmarks.server import serving
+
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ |= {"XDG_CACHE_HOME": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+        for name in ("cold", "warm", "warm again"):
+            with serving(config(DRAFTS["dflash 8"], True, 48, [1, 2, 4, 8, 16, 32, 48])) as server:
+                found[name] = server.seconds_to_ready
+            print(name, found[name], flush=True)
+    return found
+
+
+def memory() -> dict[str, Any]:
+    """Start a server of the 8B shape where most of the GPU is taken: its status, and its last word with the advice."""
+    import torch
+
+    found: dict[str, Any] = {}
+    with shape_folder() as folder:
+        document = yaml.safe_load((folder / "none.yaml").read_text())
+        document["model"]["target"] = str(folder / "target")
+        document["memory"]["kv_tokens"] = 48 * 2048  # 14 GB beside 16 GB of weights
+        path = folder / "served.yaml"
+        path.write_text(yaml.safe_dump(document))
+        for free in (32, 24, 8):  # tight for graphs and steps, too little for the cache, too little for the weights
+            spare = torch.cuda.mem_get_info()[0] - free * 2**30
+            taken = torch.empty(max(0, spare), dtype=torch.uint8, device="cuda")
+            command = [sys.executable, "-m", "engine", "serve", str(path), "--port", "0"]
+            try:
+                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=40, check=False)
+                said = {"status": done.returncode, "said": done.stderr.strip().splitlines()[-1:]}
+            except subprocess.TimeoutExpired as still:
+                said = {"status": None, "said": [f"still running: {(still.stderr or b'')[-300:]!r}"]}
+            found[f"{free} GiB free"] = said
+            print(f"{free} GiB free", said, flush=True)
+            del taken
+            torch.cuda.empty_cache()
+    return found
+
+
 @contextmanager
 def shape_folder() -> Iterator[Path]:
     """Yield the 8B shape's folders with a tokenizer in them, which a server needs."""
@@ -222,18 +304,24 @@ class Part:
 
 PARTS = {
     "correct": Part(correct, 150),
-    "rounds_none": Part(rounds_none, 75),
-    "rounds_dflash": Part(rounds_dflash, 90),
-    "rounds_long": Part(rounds_long, 75),
+    "rounds_none": Part(rounds_none, 120),  # the first part measures kernels
+    "rounds_dflash": Part(rounds_dflash, 120),
+    "rounds_long": Part(rounds_long, 90),
     "pair": Part(pair, 60),
+    "cancel": Part(cancel, 60),
+    "ready": Part(ready, 100),
+    "memory": Part(memory, 130),
     "http": Part(http, 110),
     "http8b": Part(http8b, 150),
 }
 DEFAULT = "correct,rounds_none,rounds_dflash,pair"
 
 
-def supervise(names: Sequence[str], limit: float) -> dict[str, Any]:
-    """Run parts one after the other, each in its own process; a part's error stands where its result would."""
+def supervise(names: Sequence[str], limit: float, path: Path) -> None:
+    """Run parts one after the other, each in its own process; a part's error stands where its result would.
+
+    The file holds what is known after every part, so that whoever ends this loses one part.
+    """
     results: dict[str, Any] = {}
     began = time.monotonic()
     for name in names:
@@ -242,6 +330,7 @@ def supervise(names: Sequence[str], limit: float) -> dict[str, Any]:
         print(f"== {name}", flush=True)
         if seconds < 10:
             results[name] = {"error": "no time left for it"}
+            write(path, {"parts": results})
             continue
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "part.json"
@@ -251,7 +340,7 @@ def supervise(names: Sequence[str], limit: float) -> dict[str, Any]:
             results[name] = json.loads(out.read_text()) if out.exists() else {"error": status}
             results[name]["seconds"] = time.monotonic() - started
         print(f"== {name}: {results[name].get('error', 'done')} in {results[name]['seconds']:.0f} s", flush=True)
-    return results
+        write(path, {"parts": results})
 
 
 def _ended(command: Sequence[str], seconds: float) -> str:
@@ -278,8 +367,7 @@ def main() -> None:
     if arguments.part:
         arguments.json.write_text(json.dumps(PARTS[arguments.part].run()), encoding="utf-8")
         return
-    results = supervise(arguments.parts.split(","), arguments.limit)
-    write(arguments.json, {"parts": results})
+    supervise(arguments.parts.split(","), arguments.limit, arguments.json)
 
 
 if __name__ == "__main__":

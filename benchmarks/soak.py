@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from benchmarks.common import RESULTS, bundled_prompts, write
 from engine.bench import run_requests
 from engine.config import DFlashDraft, Draft, EngineConfig, NoDraft
 from engine.device.build import DeviceRuntime
+from engine.errors import EngineError
 from engine.request import Request, Sampling
 from engine.runtime import resolve
 from engine.start import AnyLoop, AnyRuntime, build_any, loop_of
@@ -98,13 +100,14 @@ def memory() -> dict[str, int]:
     return held | ({"device": torch.cuda.memory_reserved()} if torch.cuda.is_available() else {})
 
 
-def main() -> None:
-    """Run waves for so long, and write what was held when."""
+def main() -> int:
+    """Run waves for so long, and write what was held when, or what went wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=540.0)
     parser.add_argument("--captured", action="store_true", help="captured graphs (a GPU)")
     parser.add_argument("--running", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--every", type=int, default=1, help="show and keep each so many-th wave")
     parser.add_argument("--json", type=Path, default=RESULTS / "soak.json")
     arguments = parser.parse_args()
     asked = config(arguments.captured, arguments.running)
@@ -114,21 +117,31 @@ def main() -> None:
     drafts: list[Draft] = [asked.draft, NoDraft(), DFlashDraft(block_size=8), DFlashDraft(block_size=4, layers=1)]
     alone = run_requests(loop, prompts[:1], 48).outputs
     waves: list[dict[str, Any]] = []
+    grown: dict[str, int] = {}
+    failure: str | None = None
     began = time.monotonic()
-    while time.monotonic() - began < arguments.seconds or len(waves) < 3 * KINDS:
-        dice = random.Random(arguments.seed + len(waves) % KINDS)
-        made = wave(loop, dice, prompts, drafts)
-        free, pages = free_share(runtime)
-        assert free == pages, f"{pages - free} of {pages} pages are held by nobody after wave {len(waves)}"
-        loop.set_draft(asked.draft)
-        assert run_requests(loop, prompts[:1], 48).outputs == alone, f"a text changed after wave {len(waves)}"
-        waves.append(made | {"seconds": time.monotonic() - began, "held": memory()})
-        print(json.dumps(waves[-1]), flush=True)
-    settled = waves[2 * KINDS - 1]["held"]
-    grown = {name: waves[-1]["held"][name] - bytes_ for name, bytes_ in settled.items()}
-    write(arguments.json, {"config": runtime.describe()["config"], "waves": waves, "grown_when_warm": grown})
-    assert all(bytes_ <= MARGIN for bytes_ in grown.values()), f"memory grew: {grown}"
+    try:
+        while time.monotonic() - began < arguments.seconds or len(waves) < 3 * KINDS:
+            dice = random.Random(arguments.seed + len(waves) % KINDS)
+            made = wave(loop, dice, prompts, drafts)
+            free, pages = free_share(runtime)
+            assert free == pages, f"{pages - free} of {pages} pages are held by nobody after wave {len(waves)}"
+            loop.set_draft(asked.draft)
+            assert run_requests(loop, prompts[:1], 48).outputs == alone, f"a text changed after wave {len(waves)}"
+            waves.append(made | {"seconds": time.monotonic() - began, "held": memory()})
+            if len(waves) % arguments.every == 0:
+                print(json.dumps(waves[-1]), flush=True)
+        settled = waves[2 * KINDS - 1]["held"]
+        grown = {name: waves[-1]["held"][name] - bytes_ for name, bytes_ in settled.items()}
+        assert all(bytes_ <= MARGIN for bytes_ in grown.values()), f"memory grew: {grown}"
+    except (AssertionError, EngineError) as error:
+        failure = str(error)
+    described = {"config": runtime.describe()["config"], "failure": failure, "grown_when_warm": grown}
+    totals = {name: sum(each[name] for each in waves) for name in ("requests", "cancels", "tokens", "steps")}
+    shown = [each for number, each in enumerate(waves, 1) if number % arguments.every == 0 or number <= 2 * KINDS]
+    write(arguments.json, described | {"waves_run": len(waves), "totals": totals, "waves": shown})
+    return 1 if failure else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
