@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tuner.packing import Job, conflicts, lower_bound, makespan, place
+from tuner.sampling.process import THREADS
 
 TIMED = """
 import json, resource, sys, time
@@ -26,26 +28,28 @@ brain = Brain(made.space, made.table.refusals, sampler=SAMPLERS[kind], pool=made
 rows = [made.table.rows[i] for i in rng.permutation(len(made.table.rows))[:trials]]
 for number, row in enumerate(rows):
     brain.tell(measured_again(row, number, rng))
-times = []
+times, cpu = [], []
 for number in range(5):
-    began = time.perf_counter()
+    began, spent = time.perf_counter(), time.process_time()
     row, _ = next_row(brain, made.table, trials + number)
     brain.tell(measured_again(row, trials + number, rng))
     times.append(time.perf_counter() - began)
-print(json.dumps({"seconds": times, "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    cpu.append(time.process_time() - spent)
+print(json.dumps({"seconds": times, "cpu": cpu, "rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
                   "torch": "torch" in sys.modules}))
 """
 
 
 def ask_and_tell(kind: str, trials: int = 200) -> dict[str, Any]:
-    """Time five asks and tells after so many trials, in a process of their own."""
-    done = subprocess.run(
-        [sys.executable, "-c", TIMED, kind, str(trials)], capture_output=True, text=True, check=True, timeout=900
-    )
+    """Time five asks and tells after so many trials, in a process of their own with one thread, as samplers have."""
+    command = [sys.executable, "-c", TIMED, kind, str(trials)]
+    environment = {**os.environ, **THREADS}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=900)
     found = json.loads(done.stdout.splitlines()[-1])
     return {
         "trials": trials,
         "median_s": round(statistics.median(found["seconds"]), 4),
+        "median_cpu_s": round(statistics.median(found["cpu"]), 4),
         "rss_mb": round(found["rss_mb"]),
         "torch": found["torch"],
     }

@@ -180,9 +180,8 @@ def _raced(cells: Cells, claim: Any) -> None:
 def _costs(costs: Mapping[str, Any], claim: Any) -> None:
     for name, limit in (("surrogate", 2.0), ("gp", 2.0), ("tpe", 0.05)):
         if name in costs:
-            claim(
-                f"{name}: ask and tell at 200", costs[name]["median_s"], f"< {limit} s", costs[name]["median_s"] < limit
-            )
+            spent = costs[name]["median_cpu_s"]  # one thread: the wall time of a machine with a free core
+            claim(f"{name}: ask and tell at 200, CPU s", spent, f"< {limit}", spent < limit)
     if "surrogate" in costs:
         claim("sampler process MB", costs["surrogate"]["rss_mb"], "≤ 600", costs["surrogate"]["rss_mb"] <= 600)
     if "packing" in costs:
