@@ -16,6 +16,7 @@ from rich.console import Console
 
 from engine.config import load_launch
 from tests.tuner.spaces import PAIR, SMOKE, write
+from tests.tuner.test_study import begin
 from tests.waiting import alive, wait_until
 from tuner.labels import with_interval
 from tuner.session import load_outcome
@@ -206,13 +207,16 @@ def test_nothing_feasible_is_exit_3(tmp_path: Path) -> None:
     assert not (tmp_path / "results/small/launch.yaml").exists()
 
 
+def begun(folder: Path, trials: int) -> Path:
+    """Make a study's folder, as `tuner search` does before its first trial, and return it."""
+    return begin(folder, trials=trials).folder.path
+
+
 @pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_in_order_and_leaves_no_process(tmp_path: Path, signal_: signal.Signals) -> None:
-    path = write(tmp_path)
-    study = tmp_path / "results" / "small"
-    assert tuner("search", str(path), "--trials", "1", cwd=tmp_path).returncode == 0
+    study = begun(tmp_path, trials=2)
     (study / "misbehave.json").write_text('{"1": "hang"}')
-    command = [sys.executable, TINY, "resume", "results/small", "--trials", "3"]
+    command = [sys.executable, TINY, "resume", "results/small"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as running:
@@ -230,16 +234,14 @@ def test_an_interrupt_ends_in_order_and_leaves_no_process(tmp_path: Path, signal
 
 
 def test_two_searches_do_not_share_a_study(tmp_path: Path) -> None:
-    path = write(tmp_path)
-    study = tmp_path / "results" / "small"
-    assert tuner("search", str(path), "--trials", "1", cwd=tmp_path).returncode == 0
+    study = begun(tmp_path, trials=2)
     (study / "misbehave.json").write_text('{"1": "hang"}')
-    command = [sys.executable, TINY, "resume", "results/small", "--trials", "3"]
+    command = [sys.executable, TINY, "resume", "results/small"]
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment(), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     ) as running:
         wait_until((study / "hanging").exists, "the trial hangs", LIMIT)
-        for words in (("resume", "results/small"), ("search", str(path), "--fresh")):
+        for words in (("resume", "results/small"), ("search", "space.yaml", "--fresh")):
             refused = tuner(*words, cwd=tmp_path)
             assert refused.returncode == 2
             assert "is running this study" in refused.stderr

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from engine.config import load_launch
+from tests.tuner.running import family
 from tests.tuner.spaces import PAIR
 from tuner.space import load_space
 
@@ -75,8 +76,14 @@ def test_every_configuration_is_measured_at_every_load(searched: tuple[Path, str
     for record in records:
         assert record["state"] == "measured", record["failure"]
         assert [level["concurrency"] for level in record["levels"]] == [1, 2]
-        assert all(level["n"] >= 6 for level in record["levels"])
         assert record["resolved"]["draft"]["kind"] == record["config"]["draft"]["kind"]
+        for level in record["levels"]:
+            assert level["n"] >= 6
+            assert level["metrics"]["error_rate"] == 0
+            assert level["metrics"]["output_tok_s"] > 0
+            accepted = level["metrics"]["accept_length"]
+            assert accepted == 1 if record["config"]["draft"]["kind"] == "none" else 1 <= accepted <= 4
+    assert family(str(folder)) == []
     roles = {record["role"] for record in records}
     # Where the baseline beat the other point at every load, nothing was left to confirm.
     assert {"baseline", "search"} <= roles <= {"baseline", "search", "confirm"}
