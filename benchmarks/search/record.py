@@ -16,6 +16,8 @@ from typing import Any
 from benchmarks.search.surfaces import HERE, recorded
 from tuner.records import TrialRecord
 
+KEPT = ("ttft_ms_p50", "ttft_ms_p90", "tpot_ms_p50", "output_tok_s", "accept_length")
+
 
 def main() -> int:
     """Copy the space and the launches; check that they make a surface."""
@@ -37,16 +39,28 @@ def main() -> int:
 
 
 def table_line(record: TrialRecord) -> dict[str, Any]:
-    """Return a record as a line of a table: with its noise, without where its logs lie."""
+    """Return a record as a line of a table: what searches look at, with its noise, without where its logs lie."""
     kept = {"schema_", "trial", "role", "state", "config", "seconds"}
     document = record.model_dump(mode="json", by_alias=True, include=kept)
+    document["seconds"] = {stage: round(seconds, 1) for stage, seconds in record.seconds.items()}
     failure = record.failure
     document["failure"] = None if failure is None else {"kind": failure.kind, "stage": failure.stage}
     document["levels"] = [
-        level.model_dump(mode="json", include={"concurrency", "metrics", "intervals", "n"}) for level in record.levels
+        {
+            "concurrency": level.concurrency,
+            "metrics": {name: rounded(level.metrics.get(name)) for name in KEPT},
+            "intervals": {k: [rounded(end) for end in v] for k, v in level.intervals.items() if k in KEPT},
+            "n": level.n,
+        }
+        for level in record.levels
     ]
-    document["noise"] = noise_of(record)
+    document["noise"] = {name: cv for name, cv in noise_of(record).items() if name in KEPT}
     return document
+
+
+def rounded(value: float | None) -> float | None:
+    """Return a value with five significant digits."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def noise_of(record: TrialRecord) -> dict[str, float]:
