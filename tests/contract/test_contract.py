@@ -22,7 +22,7 @@ from tuner.records import config_dict
 from tuner.resolved import silent_changes
 
 EXPECTED = json.loads((Path(__file__).parents[1] / "data" / "golden" / "contract.json").read_text(encoding="utf-8"))
-EXPECTED_TEXT = "a):\n    return a.f."  # what float32 says after `def f(`
+EXPECTED_TEXT = 'a, b, c):\n    """'  # what float32 says after `def f(`
 NEAR_TIE = 0.25  # nats: bfloat16, computed at once instead of token by token
 DEADLINE = 60.0
 Prompts = list[tuple[int, ...]]
