@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tuner.load.intervals import LEAST_FOR_DRIFT, hall, mean, ratio, relative_width, student, unsettled
@@ -30,6 +30,7 @@ def test_without_skewness_it_is_students(n: int) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.floats(-3, 3), st.integers(5, 500))
+@example(6.1e-05, 5)
 def test_halls_transformation_is_turned_back(skewness: float, n: int) -> None:
     """Putting a bound into T + γT²/3√n + γ²T³/27n + γ/6√n gives Student's quantile."""
     root = math.sqrt(n)
