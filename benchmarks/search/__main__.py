@@ -26,7 +26,7 @@ from benchmarks.search.costs import COSTS
 from benchmarks.search.pool import play_all
 from benchmarks.search.studies import PEERS, Cell
 from benchmarks.search.surfaces import HERE, RECORDED, SURFACES
-from benchmarks.search.verdict import QUIET, summary, verdicts
+from benchmarks.search.verdict import summary, verdicts
 from tuner.provenance import collect
 from tuner.records import digest
 
@@ -61,7 +61,7 @@ def extras(seed: int) -> Iterator[Cell]:
 
 
 def full(seeds: int) -> Iterator[Cell]:
-    """Every seed of everything; last Optuna's slow samplers and long studies of the other quiet surfaces."""
+    """Every seed of everything; last Optuna's slow samplers."""
     for seed in range(seeds):
         for surface in ("dflash12k", "dflash12k_loud"):
             yield Cell("search", surface, "surrogate", seed, 200)
@@ -73,9 +73,6 @@ def full(seeds: int) -> Iterator[Cell]:
         for surface in SURFACES:
             for sampler in ("gp", "tpe"):
                 yield Cell("search", surface, sampler, seed, 60)
-    for seed in range(seeds):
-        for surface in QUIET[1:]:
-            yield Cell("search", surface, "surrogate", seed, 200)
 
 
 @cache
