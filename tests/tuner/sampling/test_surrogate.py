@@ -34,11 +34,12 @@ def boxes() -> Game:
 def told(game: Game, count: int, sampler: Surrogate | None = None) -> Brain:
     """Return a brain that was told of so many of its own suggestions."""
     brain = Brain(game.space, game.table.refusals, sampler=sampler or Surrogate(), pool=game.pool)
+    rows = {key_of(row.assignment): row for row in game.table.rows}
     rng = np.random.default_rng(0)
     for number in range(count):
         suggestion = brain.ask(number)
         assert suggestion is not None
-        brain.tell(measured_again(game.row_of(suggestion.assignment), number, rng))
+        brain.tell(measured_again(rows[key_of(suggestion.assignment)], number, rng))
     return brain
 
 
