@@ -15,7 +15,7 @@ from tests.tuner import packed
 from tuner.store import StudyFolder
 
 TRIALS = 16
-SCALE = 4.0  # seconds of a worker's unit of time: a load of 9 to 28 s
+SCALE = 8.0  # seconds of a worker's unit of time: a load of 18 to 56 s, still short beside a real one
 LONGEST = 1.10  # of the least possible, over all batches
 
 

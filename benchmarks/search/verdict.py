@@ -113,7 +113,7 @@ def _reached(cells: Cells, surface: str, claim: Any) -> None:
     if surface in LARGE:
         bound = lower_bound(shares)
         claim(f"{surface}: hypervolume at 60, lower bound", bound, "≥ 0.97", bound >= 0.97)
-    leads = [_lead(shares, [row["hypervolume"][-1] for row in of(cells, "search", surface, p, 60)]) for p in PEERS]
+    leads = [lead_of(shares, [row["hypervolume"][-1] for row in of(cells, "search", surface, p, 60)]) for p in PEERS]
     known = [lead for lead in leads if lead is not None]
     if known:
         ahead = all(bound >= 0 for _, bound in known)
@@ -122,7 +122,7 @@ def _reached(cells: Cells, surface: str, claim: Any) -> None:
     claim(f"{surface}: crashes of the first 60", crashes, "≤ 0.10", crashes <= 0.10)
 
 
-def _lead(ours: list[float], theirs: list[float]) -> tuple[float, float] | None:
+def lead_of(ours: list[float], theirs: list[float]) -> tuple[float, float] | None:
     """Return by how much we are ahead, seed by seed, and the upper end of that mean's 95 % interval."""
     ahead = [mine - other for mine, other in zip(ours, theirs, strict=False)]
     if len(ahead) < 2:

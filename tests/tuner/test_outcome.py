@@ -107,7 +107,7 @@ def test_nothing_is_confirmed_when_there_is_nothing_to_tell_apart() -> None:
 
 @pytest.mark.parametrize("goal", ["min", "max"])
 def test_an_estimate_is_of_the_metric_itself(goal: str) -> None:
-    objective = Objective(metric="tpot_ms_p50", goal=goal)  # type: ignore[arg-type]
+    objective = Objective(metric="tpot_ms_p50", goal=goal)
     made = Contender(0, None, 1, np.log(8.0) if goal == "min" else -np.log(8.0), 0.1).estimate(objective)
     assert made.value == pytest.approx(8.0)
     assert made.interval == pytest.approx((8.0 * np.exp(-0.196), 8.0 * np.exp(0.196)))
