@@ -10,7 +10,7 @@ PIP_ARGS ?=
 
 help:
 	@echo "make demo     install into .venv, search the bundled pair, show the front (no GPU needed)"
-	@echo "make test     the test suite (about ten minutes on two cores)"
+	@echo "make test     the test suite (about eight minutes on two cores)"
 	@echo "make check    lint, format and types"
 	@echo "make proof-X  the full proof of one part, for X in: $(PROOFS)"
 
