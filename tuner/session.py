@@ -271,7 +271,7 @@ def write_derived(folder: StudyFolder, space: Space) -> Outcome:
         try:
             _write_launch(folder, outcome, space)
         finally:
-            write_report(folder)  # also where the recommended configuration cannot be written down
+            write_report(folder, ended=True)  # also where the recommended configuration cannot be written down
     except OSError as error:
         raise StudyError(f"{folder.path}: cannot be written: {error.strerror or error}") from error
     return outcome

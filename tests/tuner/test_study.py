@@ -119,7 +119,8 @@ def test_derived_files_say_the_same(finished: Finished) -> None:
     assert set(launch.expected) == {1, 4, 8}
     assert launch.study is not None
     assert (launch.study.trial, launch.study.digest) == (0, opened.space.digest)
-    assert opened.folder.report.stat().st_size > 5000
+    live = data_of(opened.folder.report.read_text())["live"]
+    assert (live["state"], live["left"]) == ("finished", None)
 
 
 def test_events_and_eta(finished: Finished) -> None:

@@ -33,11 +33,15 @@ PLACEHOLDER = "LAUNCH_FILE"
 
 
 class Payload:
-    """Turns a study into the page's document; what is unchanged since the last call is not made again."""
+    """Turns a study into the page's document; what is unchanged since the last call is not made again.
 
-    def __init__(self, reader: StudyReader, name: str) -> None:
+    `ended`: the study's own search asks, at its end and with its lock still held.
+    """
+
+    def __init__(self, reader: StudyReader, name: str, *, ended: bool = False) -> None:
         self._reader = reader
         self._name = name
+        self._ended = ended
         self._trials: dict[int, dict[str, Any]] = {}
         self._paths: list[str] = []
         self._seen: dict[str, set[str]] = {}
@@ -116,7 +120,7 @@ class Payload:
     def _live(self, outcome: Outcome) -> dict[str, Any]:
         reader, space = self._reader, self._reader.space
         timelines = _timelines(reader)
-        state = state_of(reader.folder, timelines.values(), len(reader.records), outcome.front)
+        state = state_of(reader.folder, timelines.values(), len(reader.records), outcome.front, ended=self._ended)
         self._outcome = outcome
         is_running = state.kind == "running"
         cut = [t for t in timelines.values() if t.end is None and t.trial not in reader.records]
@@ -296,7 +300,7 @@ def _importance(space: Space, outcome: Outcome, values: Mapping[int, dict[str, A
     return found
 
 
-def whole_of(reader: StudyReader, name: str) -> dict[str, Any]:
-    """Return the document of a study as it lies on disk now."""
+def whole_of(reader: StudyReader, name: str, *, ended: bool = False) -> dict[str, Any]:
+    """Return the document of a study as it lies on disk now; `ended`: see `Payload`."""
     reader.refresh()
-    return Payload(reader, name).whole()
+    return Payload(reader, name, ended=ended).whole()

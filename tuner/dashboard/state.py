@@ -29,15 +29,23 @@ class State:
 
 
 def state_of(
-    folder: StudyFolder, timelines: Iterable[Timeline], recorded: int, front: Sequence[Point], locks: Path = LOCKS
+    folder: StudyFolder,
+    timelines: Iterable[Timeline],
+    recorded: int,
+    front: Sequence[Point],
+    locks: Path = LOCKS,
+    *,
+    ended: bool = False,
 ) -> State:
     """Return the state of a study. `recorded`: how many trials are; `front`: what its records come to now.
+
+    `ended`: whoever holds the lock is at its end, which it asks itself for its report.
 
     A search writes front.json whenever it ends in order. So without a running search, a front.json that is not
     what the records come to, or a trial that was begun and not recorded with no front.json after it, means that
     the search died.
     """
-    if (pid := running(folder, locks)) is not None:
+    if not ended and (pid := running(folder, locks)) is not None:
         return State("running", f"the search runs as process {pid}")
     cut = [timeline for timeline in timelines if timeline.end is None]
     written = _written(folder)

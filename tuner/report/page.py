@@ -19,15 +19,15 @@ LARGEST = 4 * 10**6  # bytes of the file
 SPACE_FOR_PAGE = 10_000  # of it, for what is not counted below
 
 
-def write_report(folder: StudyFolder, path: Path | None = None) -> None:
-    """Write report.html, in the study's folder or to `path`.
+def write_report(folder: StudyFolder, path: Path | None = None, *, ended: bool = False) -> None:
+    """Write report.html, in the study's folder or to `path`; `ended`: by the study's own search, at its end.
 
     Raises:
         OSError: it cannot be written, or the study not be read.
         StudyError: provenance.json cannot be read.
         SpaceError: its space.yaml is invalid.
     """
-    study = whole_of(StudyReader(folder), folder.path.resolve().name)
+    study = whole_of(StudyReader(folder), folder.path.resolve().name, ended=ended)
     write_atomic(path or folder.report, page(study))
 
 
