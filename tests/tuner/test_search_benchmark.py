@@ -7,10 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from benchmarks.search.__main__ import bare, version
-from benchmarks.search.verdict import lead_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,10 +32,3 @@ def test_a_study_is_told_by_the_code_that_it_runs_and_not_by_its_comments() -> N
     assert ours != theirs
     assert version("search", "eight_gpus", "tpe") == theirs
     assert version("racing", "eight_gpus", "surrogate") != ours
-
-
-def test_a_lead_is_doubted_by_its_interval() -> None:
-    assert lead_of([0.9, 0.8, 0.9], [0.5, 0.4, 0.5]) == (pytest.approx(0.4), pytest.approx(0.4))
-    mean, end = lead_of([0.1, 0.9, 0.2], [0.9, 0.1, 0.8]) or (0.0, 0.0)
-    assert mean < 0 < end
-    assert lead_of([0.9], [0.5]) is None
