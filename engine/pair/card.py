@@ -1,6 +1,6 @@
 """Write the model card: ``python -m engine.pair.card --json EVALUATION [--out CARD.md]``.
 
-``EVALUATION`` is what ``python -m engine.pair.evaluate --json`` wrote for the shipped weights.
+``EVALUATION`` is what ``python -m engine.pair.evaluate --json`` or ``make proof-pair`` wrote for the shipped weights.
 """
 
 from __future__ import annotations
@@ -142,12 +142,20 @@ def _corpus(corpus: dict[str, Any]) -> str:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """An evaluation's JSON with its cells as objects again."""
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    for cell in result["cells"]:
-        for name in ("accept", "with_loops", "no_recurrence"):
-            cell[name] = AcceptLength(**cell[name]) if cell[name] else None
-    return {**result, "cells": [Cell(**cell) for cell in result["cells"]]}
+    """An evaluation's JSON, or what the pair's proof recorded of all its parts, with its cells as objects again."""
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    parts = [step["figures"] for step in document["steps"].values()] if "steps" in document else [document]
+    parts = [part for part in parts if "cells" in part]
+    result: dict[str, Any] = {"prompt_loss": parts[0]["prompt_loss"]}
+    for name in ("loop_share", "recurrence_share"):
+        result[name] = {key: value for part in parts for key, value in part[name].items()}
+    result["cells"] = [_cell(cell) for part in parts for cell in part["cells"]]
+    return result
+
+
+def _cell(cell: dict[str, Any]) -> Cell:
+    lengths = {name: cell[name] and AcceptLength(**cell[name]) for name in ("accept", "with_loops", "no_recurrence")}
+    return Cell(**cell | lengths)
 
 
 def main(argv: list[str] | None = None) -> int:
