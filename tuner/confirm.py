@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,7 @@ CONFIDENCE_Z = 1.96
 BESIDE = 3  # launches between two of the baseline
 OPTIMISM = 1.5  # standard deviations that a challenger may be better than it looks
 FEWEST = 4  # launches that a model can be fitted to
-MOST = 400  # launches that it is fitted to, those of the points that look best
+MOST = 100  # launches that it is fitted to, those that look best: a dashboard asks with every trial of a thousand
 DIGITS = 9  # of a logarithm; costs that differ by less are the same
 UNKNOWN = 0.1  # the standard deviation of a measurement that says nothing of it
 
@@ -59,7 +60,7 @@ class _Launch:
     """A measurement at the load in question."""
 
     trial: int
-    assignment: Assignment | None
+    config: dict[str, Any]
     cost: float
     scatter: float
 
@@ -73,9 +74,10 @@ def contenders(
     each other. One that is not of the space is judged by its own launches: by how much they differ from those of the
     best that is. With too few launches to fit a process, all are judged by their own.
     """
-    launches = list(_launches(space, records, objective, load))
-    modelled = _best_looking([launch for launch in launches if launch.assignment is not None])
+    launches = list(_launches(records, objective, load))
+    modelled = _modelled(space, launches)
     expected = _expected(space, modelled, among) if len(modelled) >= FEWEST else {}
+    assignments = {launch.trial: assignment for launch, assignment in modelled}
     own: dict[int, list[_Launch]] = {}
     for launch in launches:
         if launch.trial in among:
@@ -86,11 +88,11 @@ def contenders(
     for trial, each in own.items():
         cost, sd = _as_measured(each)
         cost, sd = expected.get(trial, (cost + shift, sd))
-        found.append(Contender(trial, each[0].assignment if trial in expected else None, len(each), cost, sd))
+        found.append(Contender(trial, assignments[trial] if trial in expected else None, len(each), cost, sd))
     return sorted(found, key=lambda contender: (round(contender.cost, DIGITS), contender.trial))
 
 
-def _launches(space: Space, records: Sequence[TrialRecord], objective: Objective, load: int) -> Iterator[_Launch]:
+def _launches(records: Sequence[TrialRecord], objective: Objective, load: int) -> Iterator[_Launch]:
     sign = 1.0 if objective.goal == "min" else -1.0
     for record in records:
         level = record.level(load)
@@ -99,20 +101,29 @@ def _launches(space: Space, records: Sequence[TrialRecord], objective: Objective
             continue
         trial = record.trial if record.of is None else record.of
         scatter = level.deviation(objective.metric) / value
-        yield _Launch(trial, space.assignment_of(record.config), sign * math.log(value), scatter)
+        yield _Launch(trial, record.config, sign * math.log(value), scatter)
 
 
-def _best_looking(launches: list[_Launch]) -> list[_Launch]:
-    """Return as many launches as a model is fitted to: all, or those that look best."""
-    return launches if len(launches) <= MOST else sorted(launches, key=lambda launch: launch.cost)[:MOST]
+def _modelled(space: Space, launches: list[_Launch]) -> list[tuple[_Launch, Assignment]]:
+    """Return the launches that a model is fitted to: all of the space's points, or those that look best."""
+    few = len(launches) <= MOST
+    found = []
+    for launch in launches if few else sorted(launches, key=lambda launch: launch.cost):
+        if (assignment := space.assignment_of(launch.config)) is not None:
+            found.append((launch, assignment))
+            if len(found) == MOST:
+                break
+    return found
 
 
-def _expected(space: Space, launches: list[_Launch], among: Collection[int]) -> dict[int, tuple[float, float]]:
+def _expected(
+    space: Space, modelled: list[tuple[_Launch, Assignment]], among: Collection[int]
+) -> dict[int, tuple[float, float]]:
     """Return mean and standard deviation of the points of trials, as a model of all launches has them."""
     encoder = Encoder(space.domains)
-    x = encoder.matrix([launch.assignment for launch in launches if launch.assignment is not None])
-    costs, scatter = (np.array([getattr(launch, name) for launch in launches]) for name in ("cost", "scatter"))
-    rows = {launch.trial: row for row, launch in enumerate(launches) if launch.trial in among}
+    x = encoder.matrix([assignment for _, assignment in modelled])
+    costs, scatter = (np.array([getattr(launch, name) for launch, _ in modelled]) for name in ("cost", "scatter"))
+    rows = {launch.trial: row for row, (launch, _) in enumerate(modelled) if launch.trial in among}
     if not rows:
         return {}
     means, sds = fit(x, costs, encoder.groups, scatter=scatter).predict(x[list(rows.values())])
