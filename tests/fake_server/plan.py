@@ -22,9 +22,10 @@ SERVER = Path(__file__).parent / "server.py"
 class Plan:
     """A fake server's behaviour.
 
-    die_at: start (before anything), loaded (after start_s), listening, completion, stream (with answer: die).
+    die_at: start (before anything), loaded (after start_s), listening, completion, stream (with answer: die),
+        crowd (as soon as more than `most_at_once` are answered).
     answer: what happens to completions after the first `good_completions`, from their chunk `break_at` on; with
-        `bad_completions`, only to so many of them.
+        `bad_completions`, only to so many of them; with `bad_every`, only to one in so many.
     start_log, start_mib: what it prints, and how much memory it takes, every 50 ms while it loads.
     redirects: paths answered with 307.
     leak_kib: memory that every completion costs. spam_bytes: what every completion prints.
@@ -67,6 +68,8 @@ class Plan:
     models: str | None = None
     good_completions: int = 0
     bad_completions: int | None = None
+    bad_every: int = 1
+    most_at_once: int = 10**9
     message: str = "planned"
     break_at: int = 1
     status: int = 500

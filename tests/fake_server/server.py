@@ -27,12 +27,15 @@ class Server:
         self.port = port
         self.began = time.monotonic()
         self.completions = 0
+        self.streaming = 0
         self.leaked: list[bytes] = []
         self.asked = asyncio.Event()
 
     def is_bad(self) -> bool:
         """Whether the current completion is to break."""
         late = self.completions - self.plan["good_completions"]
+        if late % self.plan["bad_every"]:
+            return False
         return late > 0 and (self.plan["bad_completions"] is None or late <= self.plan["bad_completions"])
 
     async def run(self, host: str) -> None:
@@ -151,6 +154,9 @@ class Stream:
 
     async def run(self) -> None:
         plan, start, sent, index = self.plan, time.monotonic(), 0, 0
+        self.server.streaming += 1
+        if self.server.streaming > plan["most_at_once"]:
+            self.server.fault("crowd")
         while sent < self.total:
             due = start + (plan["first_ms"] + index * plan["chunk_ms"]) / 1e3
             await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -160,6 +166,7 @@ class Stream:
             sent += count
             index += 1
             self.event(self.choice(self.words(count), plan["finish"] if sent == self.total else None, sent))
+        self.server.streaming -= 1  # before the client knows, who then sends the next one
         self.finish(index)
         await self.writer.drain()
 

@@ -90,10 +90,11 @@ def test_a_bad_server_fails_with_kind_and_stage(tmp_path: Path, name: str, monke
 
 
 def test_levels_before_a_crash_are_kept(tmp_path: Path) -> None:
-    plan = Plan(good_completions=40, answer="die", die_at="stream")
-    record, _ = run_fake(tmp_path, plan, levels=(1, 2, 4), window=0.4)
+    record, _ = run_fake(tmp_path, Plan(die_at="crowd", most_at_once=2), levels=(1, 2, 4), window=0.4)
     assert record.state == "failed"
-    assert [level.concurrency for level in record.levels] in ([1], [1, 2])
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == ("crashed", "load")
+    assert [level.concurrency for level in record.levels] == [1, 2]
 
 
 def test_a_server_that_dies_is_noticed_at_once(tmp_path: Path) -> None:
@@ -116,8 +117,8 @@ def test_a_server_that_does_nothing_is_not_waited_for(tmp_path: Path, monkeypatc
 
 
 def test_some_failed_requests_are_counted_apart(tmp_path: Path) -> None:
-    """From the fifth completion on every answer breaks: both kinds fall into the window."""
-    record, _ = run_fake(tmp_path, Plan(good_completions=5, answer="not_json"), levels=(2,))
+    """From the second completion on every other answer breaks: both kinds fall into the window."""
+    record, _ = run_fake(tmp_path, Plan(good_completions=1, bad_every=2, answer="not_json"), levels=(2,))
     [level] = record.levels
     assert record.state == "measured"
     assert 0 < (level.metrics["error_rate"] or 0) < 1
