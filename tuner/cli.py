@@ -39,6 +39,10 @@ app = typer.Typer(
 
 SpacePath = Annotated[Path, typer.Argument(metavar="SPACE", help="A search-space file; see docs/space-file.md.")]
 StudyPath = Annotated[Path, typer.Argument(metavar="STUDY", help="A study's folder: RESULTS/<study.name>.")]
+Give = Annotated[
+    float | None,
+    typer.Option(min=0, max=0.99, help="Share of the best at the load that may be given up for more over all loads."),
+]
 Trials = Annotated[int | None, typer.Option("--trials", min=1, help="Launches, instead of budget.trials.")]
 
 
@@ -153,6 +157,7 @@ def pick(
     study: StudyPath,
     slo: Annotated[str | None, typer.Option(help="Limits, such as 'ttft_ms_p90<500, tpot_ms_p50<20'.")] = None,
     load: Annotated[int | None, typer.Option(min=1, help="Requests in flight to choose for.")] = None,
+    give: Give = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the point as JSON.")] = False,
 ) -> None:
     """Print the point to serve under limits and a load; without options, those of the space file."""
@@ -161,7 +166,7 @@ def pick(
     from tuner.tables import reason_lines, recommendation_lines
 
     space, outcome = session.load_outcome(session.existing(study))
-    best = best_of(outcome.points, outcome.records, space, _pick(space, slo, load))
+    best = best_of(outcome.points, outcome.records, space, _pick(space, slo=slo, load=load, give=give))
     if as_json:
         estimate = None if best.estimate is None else asdict(best.estimate)
         judged = {"misses": list(best.misses), "speedup": best.speedup, "estimate": estimate}
@@ -181,6 +186,7 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write; default: print it.")] = None,
     slo: Annotated[str | None, typer.Option(help="Limits, as for pick.")] = None,
     load: Annotated[int | None, typer.Option(min=1, help="Requests in flight to choose for.")] = None,
+    give: Give = None,
     form: Annotated[
         ExportForm,
         typer.Option("--format", help="launch: what to serve; optuna-journal: the study, for optuna-dashboard."),
@@ -196,7 +202,7 @@ def export(
     if form is ExportForm.OPTUNA_JOURNAL:
         _export_journal(space, outcome, folder.path / "optuna.journal" if out is None else out)
         return
-    best = best_of(outcome.points, outcome.records, space, _pick(space, slo, load))
+    best = best_of(outcome.points, outcome.records, space, _pick(space, slo=slo, load=load, give=give))
     if best.misses:
         raise NothingFeasible(f"no measured configuration meets these limits: {'; '.join(best.misses)}")
     launch = launch_file(best, outcome.points, space.file.study.name, space.digest)
@@ -408,10 +414,9 @@ def schema(
 # ------------------------------------------------------------------------------------------------------ helpers
 
 
-def _pick(space: Space, slo: str | None, load: int | None) -> Pick:
+def _pick(space: Space, **asked: str | int | float | None) -> Pick:
     """Return the space file's pick with what the command line says instead."""
-    given = {name: value for name, value in (("slo", slo), ("load", load)) if value is not None}
-    return space.file.pick.model_copy(update=given)
+    return space.file.pick.model_copy(update={name: value for name, value in asked.items() if value is not None})
 
 
 def _export_journal(space: Space, outcome: Outcome, path: Path) -> None:

@@ -157,17 +157,19 @@ def runner_up_line(
         and point.feasible
         and point.metrics.get(objective.metric) is not None
     ]
+    values = {point.trial: point.metrics.get(objective.metric) or 0.0 for point in (best, *others)}
+    judged = {contender.trial: contender.estimate(objective).value for contender in ranked}
+    if best.trial in judged:
+        values, others = judged, [point for point in others if point.trial in judged]
     if not others or best.metrics.get(objective.metric) is None:
         return None
     sign = 1.0 if objective.goal == "min" else -1.0
-    values = {point.trial: point.metrics.get(objective.metric) or 0.0 for point in (best, *others)}
-    judged = {contender.trial: contender.estimate(objective).value for contender in ranked}
-    if values.keys() <= judged.keys():
-        values = judged
     following = min(others, key=lambda point: sign * values[point.trial])
     own = values[best.trial]
-    loss = abs(values[following.trial] - own) / abs(own) if own else 0.0
+    loss = sign * (values[following.trial] - own) / abs(own) if own else 0.0
     name = f"trial {following.trial} ({label(following.config, searched)})"
+    if loss < 0:
+        return f"Best at this load alone: {name}, {-loss:.1%} ahead in {objective.metric}{_where(following, best)}."
     if (following.trial, following.concurrency) in best.tied_with:
         return f"Next best: {name}, {loss:.1%} behind in {objective.metric}: a tie by its interval."
     return f"Next best: {name} loses {loss:.1%} of {objective.metric}{_where(following, best)}."

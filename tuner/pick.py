@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
@@ -11,6 +12,8 @@ from tuner.points import Point, baseline_at, ties
 from tuner.records import THROUGHPUT as THROUGHPUT
 from tuner.slo import Slo, parse_slo
 from tuner.space.model import Objective, Pick
+
+EXACT = 1e-9  # what is better by less is not better
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class Recommendation:
     speedup: float | None  # against no speculation at the same load, in `metric`; above 1 is better
     ranked: tuple[Contender, ...] = ()  # all that were in question, the best first
     estimate: Estimate | None = None  # what all launches of the study say of the point, where they were asked
+    gives: float = 0.0  # share of the best at this load that is given up for more over all loads
 
     @property
     def meets_slo(self) -> bool:
@@ -40,6 +44,7 @@ def recommend(
 ) -> Recommendation:
     """Return the point to serve at `pick.load` (default: the highest load measured).
 
+    Of those that miss at most the share `pick.give` of the best there, the one that is best over all loads is taken.
     Best is the highest throughput, or the first objective where throughput was not measured. The best of many noisy
     measurements looks better than it is, so a `judge` who knows all launches ranks the points (`tuner.outcome`);
     without one, or where a value is not positive, the means of their own launches do. If no feasible point meets the
@@ -72,10 +77,11 @@ def recommend(
     judged: Sequence[Contender] = ()
     if judge is not None and all(_value(point, objective) > 0 for point in ranked):
         judged = judge(objective, load, {point.trial for point in ranked})
-    if judged:
-        best = next(point for point in ranked if point.trial == judged[0].trial)
-    else:
-        best = min(ranked, key=lambda point: (_cost(point, objective), point.trial))
+    if not judged:
+        ranked.sort(key=lambda point: (_cost(point, objective), point.trial))
+    behind = {c.trial: 1 - math.exp(judged[0].cost - c.cost) for c in judged} or _behind(ranked, objective)
+    chosen = _all_round([t for t, lost in behind.items() if lost <= pick.give + EXACT], points, objective)
+    best = next(point for point in ranked if point.trial == chosen)
     return Recommendation(
         point=best,
         metric=objective.metric,
@@ -83,8 +89,28 @@ def recommend(
         tied_with=ties(best, there, [objective]),
         speedup=speedup(best, baseline_at(points, load), objective),
         ranked=tuple(judged),
-        estimate=judged[0].estimate(objective) if judged else None,
+        estimate=next((c.estimate(objective) for c in judged if c.trial == chosen), None),
+        gives=behind[chosen],
     )
+
+
+def _behind(ranked: Sequence[Point], objective: Objective) -> dict[int, float]:
+    """Return by which share the points of each trial, the best first, miss the best."""
+    values = {point.trial: _value(point, objective) for point in ranked}
+    best = values[ranked[0].trial]
+    return {trial: abs(best - value) / max(best, value, EXACT) for trial, value in values.items()}
+
+
+def _all_round(trials: Sequence[int], points: Sequence[Point], objective: Objective) -> int:
+    """Return which of some trials, the best first, has the best geometric mean over the loads that the first was
+    measured at; one that lacks any of them is not compared."""
+    curves: dict[int, dict[int, float]] = {trial: {} for trial in trials}
+    for point in points:
+        if point.trial in curves and _value(point, objective) > 0:
+            curves[point.trial][point.concurrency] = math.log(_value(point, objective))
+    sign, loads = 1.0 if objective.goal == "min" else -1.0, curves[trials[0]]
+    whole = [trial for trial in trials if loads and curves[trial].keys() >= loads.keys()]
+    return min(whole, key=lambda trial: sign * sum(curves[trial][load] for load in loads), default=trials[0])
 
 
 def _ranking(points: Sequence[Point], objectives: Sequence[Objective]) -> Objective:

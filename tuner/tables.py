@@ -14,7 +14,7 @@ from tuner.durations import format_duration
 from tuner.explain import importance, importance_line, ranking_of, trial_lines, winner_lines
 from tuner.export.launch_file import serve_command, shorten
 from tuner.labels import clean, draft_kind, flatten, label, plain, varying, with_interval
-from tuner.pick import THROUGHPUT, Recommendation, speedup
+from tuner.pick import EXACT, THROUGHPUT, Recommendation, speedup
 from tuner.points import Point, baseline_at
 from tuner.policy_fit import verdict_of
 from tuner.records import TrialRecord
@@ -120,12 +120,16 @@ def recommendation_lines(best: Recommendation, outcome: Outcome, space: Space) -
         f"{best.metric} {value}"
     ]
     others = any(p.concurrency == point.concurrency and draft_kind(p.config) != "none" for p in outcome.points)
-    if point.baseline and others:
+    if point.baseline and others and best.gives <= EXACT:
         lines.append("No configuration with speculation is faster there, judged by all launches: serve without.")
-    elif point.baseline:
+    elif point.baseline and not others:
         lines.append("It is the baseline; no configuration with speculation was measured at that load.")
     elif best.speedup is not None:
         lines.append(f"That is {best.speedup:.2f} × no speculation at the same load.")
+    if best.gives > EXACT:
+        lines.append(
+            f"It gives up {best.gives:.1%} of the best at this load, as `pick.give` allows, for more over all loads."
+        )
     if best.estimate is not None:
         lines.append(
             f"All launches of the study together expect {with_interval(best.estimate.value, best.estimate.interval)}."

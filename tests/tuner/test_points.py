@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.tuner.make import level, record
 from tuner.errors import NothingFeasible, UsageError
@@ -16,6 +18,8 @@ from tuner.space.model import Constraint, Objective, Pick
 
 OBJECTIVES = (Objective(metric="tpot_ms_p50", goal="min", at=1), Objective(metric="output_tok_s", goal="max", at=8))
 LIMIT = (Constraint(metric="ttft_ms_p90", max=100, at=8),)
+
+SPEEDS = st.just(0.0) | st.floats(0.1, 1e3)
 
 BASE = record(0, [level(1, 8.0, 120), level(8, 16.0, 480)])
 FAST = record(1, [level(1, 4.0, 240), level(8, 15.0, 510)])
@@ -117,6 +121,32 @@ def test_recommendation_is_the_best_at_the_load_and_says_what_it_gains() -> None
     alone = recommend(points, OBJECTIVES, Pick(load=1))
     assert alone.point.key == (1, 1)
     assert alone.tied_with == ()
+
+
+def test_a_share_of_the_best_may_be_given_up_for_more_over_all_loads() -> None:
+    level_best, all_round = (
+        record(1, [level(1, 8, 120), level(8, 15, 500)]),
+        record(2, [level(1, 4, 240), level(8, 16, 485)]),
+    )
+    partly = record(3, [level(8, 16, 495)])
+    points = points_of([level_best, all_round, partly], ())
+    for give, trial in ((0.0, 1), (0.029, 1), (0.031, 2)):
+        found = recommend(points, OBJECTIVES, Pick(load=8, give=give))
+        assert found.point.trial == trial
+        assert found.gives == pytest.approx({1: 0.0, 2: 0.03}[trial])
+    assert recommend(points, OBJECTIVES, Pick(load=1, give=0.9)).point.trial == 2
+
+
+@given(st.lists(st.tuples(SPEEDS, SPEEDS), min_size=1, max_size=6), st.floats(0, 0.9))
+def test_never_more_is_given_up_than_allowed(speeds: list[tuple[float, float]], give: float) -> None:
+    records = [record(i, [level(1, 5.0, one), level(8, 9.0, eight)]) for i, (one, eight) in enumerate(speeds)]
+    found = recommend(points_of(records, ()), OBJECTIVES, Pick(load=8, give=give))
+    best = max(eight for _, eight in speeds)
+    assert (found.point.metrics["output_tok_s"] or 0.0) >= best * (1 - give) - 1e-6
+    assert 0 <= found.gives <= give + 1e-9
+    mine = speeds[found.point.trial]
+    near = [one * eight for one, eight in speeds if eight >= best * (1 - give) > 0]
+    assert not near or mine[0] * mine[1] == pytest.approx(max(near)) or 0 in mine
 
 
 def test_limits_come_before_speed_and_unmet_ones_are_said() -> None:

@@ -90,6 +90,9 @@ class Pick(Strict):
         description="Limits that the recommendation must meet, such as `ttft_ms_p90<500, tpot_ms_p50<20`.",
     )
     load: Size | None = Field(None, description="Requests in flight to choose for; null is the highest measured.")
+    give: Annotated[Number, Field(ge=0, lt=1)] = Field(
+        0.0, description="Share of the best at `load` that may be given up for what is better over all loads."
+    )
 
 
 class Strategy(Strict):
