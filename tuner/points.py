@@ -85,12 +85,14 @@ def points_of(records: Iterable[TrialRecord], constraints: Sequence[Constraint])
     """Return every measured point, one per configuration and concurrency, in the order of trials.
 
     A configuration launched more than once has the mean of its launches, and intervals that cover them all. One
-    that failed in any of its launches has no points: a crash is on no front.
+    that failed in any of its launches has no points: a crash is on no front. Launches that say nothing of it are left
+    out: those disturbed on purpose or stopped by the machine, and later ones in which the client was the limit.
     """
     launches: dict[int, list[TrialRecord]] = {}
     for record in records:
-        if record.role == "calibration" or record.blameless:
-            continue  # disturbed on purpose, or by the machine: nothing is known of the configuration
+        again_bound = record.of is not None and record.failure is not None and record.failure.kind == "client_bound"
+        if record.role == "calibration" or record.blameless or again_bound:
+            continue
         launches.setdefault(record.trial if record.of is None else record.of, []).append(record)
     points = []
     for trial, group in launches.items():

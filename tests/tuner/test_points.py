@@ -47,6 +47,15 @@ def test_a_configuration_that_fails_when_measured_again_loses_its_points() -> No
     assert front_keys(BASE, FAST, again) == [(0, 1), (0, 8)]
 
 
+def test_a_confirmation_that_the_client_spoilt_takes_nothing_away() -> None:
+    spoilt = {"kind": "client_bound", "stage": "load"}
+    again = record(4, None, role="confirm", of=0, config=BASE.config, state="failed", failure=spoilt)
+    assert front_keys(BASE, SLOW, again) == [(0, 1), (0, 8)]
+    assert recommend(points_of([BASE, SLOW, again], LIMIT), OBJECTIVES, Pick(load=8)).speedup == 1.0
+    first = record(5, None, state="failed", failure=spoilt)
+    assert front_keys(BASE, first) == [(0, 1), (0, 8)]
+
+
 def test_a_confirmation_is_averaged_with_what_made_a_configuration_look_good() -> None:
     again = record(4, [level(1, 7.0, 140), level(8, 15.5, 490)], role="confirm", of=1, config=FAST.config)
     points = {point.key: point for point in points_of([BASE, FAST, again], LIMIT)}
