@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tuner.errors import TunerError
 from tuner.executors.base import Lease
-from tuner.machine import Gpus, look_at_gpus
+from tuner.machine import Gpus, MachineError, look_at_gpus
 from tuner.quarantine import still_shut
 from tuner.records import FailureKind, LeaseRequest
 
@@ -141,11 +141,10 @@ async def lease(
         tell: called with one line when there is something to wait for.
 
     Raises:
-        NotLeased: the machine does not have it (`config`), others hold it for too long (`no_progress`), or a
-            GPU runs someone else's process (`foreign_gpu_process`).
-        LeaseError, MachineError: the lock folder or `nvidia-smi` is unusable.
+        NotLeased: the machine does not have it (`config`), others hold it or `nvidia-smi` fails for too long
+            (`no_progress`), or a GPU runs someone else's process (`foreign_gpu_process`).
+        LeaseError: the lock folder is unusable.
     """
-    _check_size(request)
     began = time.monotonic()
     told = ""
     while isinstance(held := _attempt(request, holder), _Wait):
@@ -174,6 +173,15 @@ class _Wait:
 
 
 def _attempt(request: LeaseRequest, holder: str) -> Lease | _Wait:
+    """Try once; a driver that does not answer now may answer later, and is no configuration's fault."""
+    try:
+        _check_size(request)
+        return _take(request, holder)
+    except MachineError as error:
+        return _Wait(str(error))
+
+
+def _take(request: LeaseRequest, holder: str) -> Lease | _Wait:
     if not request.gpus:
         fds = _lock_all([f"cpu-{slot}" for slot in range(CPU_SLOTS)], holder)
         if (kept := _keep(fds, list(fds)[: request.cpus], request.cpus)) is None:

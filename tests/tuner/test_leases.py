@@ -212,13 +212,37 @@ def test_a_tool_that_fails_is_an_error_not_an_empty_machine(smi: FakeSmi, monkey
     smi.set([(0, 4)], [], status=9)
     with pytest.raises(MachineError, match="nvidia-smi failed"):
         look_at_gpus()
-    with pytest.raises(MachineError):
-        asyncio.run(take(LeaseRequest(gpus=1)))
-    assert held_locks() == ()
     smi.program.write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr("tuner.machine.QUERY_SECONDS", 0.2)
     with pytest.raises(MachineError, match="did not answer"):
         look_at_gpus()
+
+
+def test_a_tool_that_fails_is_waited_for(smi: FakeSmi) -> None:
+    told: list[str] = []
+
+    async def run() -> None:
+        async def second() -> str:
+            async with lease(LeaseRequest(gpus=1), "second", 60, told.append) as held:
+                return held.environment["CUDA_VISIBLE_DEVICES"]
+
+        smi.set([(0, 4)], [], status=9)
+        task = asyncio.create_task(second())
+        while not told:
+            await asyncio.sleep(0.01)
+        smi.set([(0, 4)], [])
+        assert await task == "0"
+
+    asyncio.run(run())
+    assert told[0].startswith("waiting: nvidia-smi failed")
+
+
+def test_a_tool_that_fails_for_too_long_is_no_configurations_fault(smi: FakeSmi) -> None:
+    smi.set([(0, 4)], [], status=9)
+    error = refused(LeaseRequest(gpus=1))
+    assert error.kind == "no_progress"
+    assert "nvidia-smi failed" in str(error)
+    assert held_locks() == ()
 
 
 # --- ports ---

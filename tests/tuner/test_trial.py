@@ -12,6 +12,7 @@ import tuner.trial
 from tests.fake_server.faults import BAD, GOOD, ONLY_IN_PROOF, backend_for
 from tests.fake_server.plan import Plan
 from tests.tuner.running import family, make_spec, run_fake
+from tests.tuner.smi import FakeSmi
 from tests.waiting import wait_until
 from tuner.load.sources import JsonlPrompts
 from tuner.records import LeaseRequest
@@ -139,6 +140,15 @@ def test_what_the_machine_has_not_is_a_failure(
     assert record.failure is not None
     assert (record.failure.kind, record.failure.stage) == (kind, stage)
     assert words in record.failure.evidence[0]
+
+
+def test_a_driver_that_fails_is_no_fault_of_the_config(tmp_path: Path, smi: FakeSmi) -> None:
+    smi.set([(0, 4)], [], status=9)
+    record, _ = run_fake(tmp_path, Plan(), lease=LeaseRequest(gpus=1), limits={"lease_s": 0.2})
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == ("no_progress", "lease")
+    assert "nvidia-smi failed" in record.failure.evidence[0]
+    assert record.blameless
 
 
 def test_missing_prompts_are_a_failure(tmp_path: Path) -> None:
