@@ -175,8 +175,8 @@ def _quarantines(folder: Path) -> Iterator[Quarantine]:
     for note in notes:
         if (gpu := shown.get(note.uuid)) is None:
             continue  # hidden by CUDA_VISIBLE_DEVICES, or gone: nothing proves that its memory is back
-        now = not_back([note.gpu(gpu)], Gpus((gpu,), look.processes)).get(note.uuid, "")
-        yield Quarantine(note, folder, now)
+        held = not_back([note.gpu(gpu)], Gpus((gpu,), look.processes)).get(note.uuid)
+        yield Quarantine(note, folder, "" if held is None else held.line)
 
 
 def _half_written(results: Path) -> Iterator[HalfWritten]:

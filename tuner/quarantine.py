@@ -38,42 +38,48 @@ class Shut:
         return replace(shown, memory_used=self.baseline)
 
 
-def not_back(gpus: Sequence[Gpu], look: Gpus) -> dict[str, str]:
+@dataclass(frozen=True)
+class HeldBack:
+    """A GPU that did not come back: a line about it, and whether the driver names processes that use it."""
+
+    line: str
+    used: bool = False
+
+
+def not_back(gpus: Sequence[Gpu], look: Gpus) -> dict[str, HeldBack]:
     """Return, by uuid, what is still in use on GPUs that were leased as `gpus` (with their baseline)."""
     now = {gpu.uuid: gpu for gpu in look.gpus}
-    lines: dict[str, str] = {}
+    found: dict[str, HeldBack] = {}
     for gpu in gpus:
         users = [process for process in look.processes if process.gpu == gpu.uuid]
         if gpu.uuid not in now:
-            lines[gpu.uuid] = f"GPU {gpu.index}: the driver does not show it any more"
+            found[gpu.uuid] = HeldBack(f"GPU {gpu.index}: the driver does not show it any more")
         elif users or now[gpu.uuid].memory_used > gpu.memory_used + SLACK_MIB:
             who = ", ".join(f"pid {process.pid or 'unknown'} {process.name}" for process in users)
-            lines[gpu.uuid] = (
-                f"GPU {gpu.index}: {now[gpu.uuid].memory_used} MiB in use, {gpu.memory_used} before the launch"
-                + (f" ({who})" if who else "")
-            )
-    return lines
+            line = f"GPU {gpu.index}: {now[gpu.uuid].memory_used} MiB in use, {gpu.memory_used} before the launch"
+            found[gpu.uuid] = HeldBack(line + (f" ({who})" if who else ""), used=bool(users))
+    return found
 
 
-def prove_back(gpus: Sequence[Gpu], folder: Path, seconds: float = BACK_SECONDS) -> tuple[str, ...]:
+def prove_back(gpus: Sequence[Gpu], folder: Path, seconds: float = BACK_SECONDS) -> tuple[HeldBack, ...]:
     """Wait until the memory of leased GPUs is back at its baseline; shut those where it is not.
 
-    Returns one line per GPU that is in quarantine now. Call it with the lease still held.
+    Returns the GPUs that are in quarantine now. Call it with the lease still held.
     """
     deadline = time.monotonic() + seconds
     while True:
         try:
             left = not_back(gpus, look_at_gpus()) if gpus else {}
         except TunerError as error:
-            left = {gpu.uuid: f"GPU {gpu.index}: {error}" for gpu in gpus}
+            left = {gpu.uuid: HeldBack(f"GPU {gpu.index}: {error}") for gpu in gpus}
         if not left or time.monotonic() > deadline:
             break
         time.sleep(POLL_SECONDS)
     for gpu in gpus:
         if gpu.uuid in left:
-            note = Shut(gpu.uuid, gpu.index, gpu.memory_used, left[gpu.uuid], time.time())
+            note = Shut(gpu.uuid, gpu.index, gpu.memory_used, left[gpu.uuid].line, time.time())
             write_atomic(folder / f"gpu-{gpu.uuid}{SUFFIX}", json.dumps(asdict(note)))
-    return tuple(f"{line}; quarantined" for line in left.values())
+    return tuple(replace(held, line=f"{held.line}; quarantined") for held in left.values())
 
 
 def shut_gpus(folder: Path) -> tuple[Shut, ...]:
@@ -97,10 +103,11 @@ def still_shut(folder: Path, look: Gpus) -> dict[str, list[str]]:
     for note in shut_gpus(folder):
         if note.uuid not in shown:
             continue
-        if (line := not_back([note.gpu(shown[note.uuid])], look).get(note.uuid)) is None:
+        if (held := not_back([note.gpu(shown[note.uuid])], look).get(note.uuid)) is None:
             release(folder, note.uuid)
         else:
-            lines[note.uuid] = [f"{line}; in quarantine since {time.strftime('%H:%M', time.localtime(note.since))}"]
+            since = time.strftime("%H:%M", time.localtime(note.since))
+            lines[note.uuid] = [f"{held.line}; in quarantine since {since}"]
     return lines
 
 

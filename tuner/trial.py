@@ -23,7 +23,7 @@ from engine.errors import EngineError
 from tuner.curve import Bench, measure_curve
 from tuner.errors import TunerError
 from tuner.executors.base import Lease
-from tuner.failures import Remains, classify, from_error, from_trace
+from tuner.failures import ADVICE, Remains, classify, from_error, from_trace
 from tuner.headroom import headroom
 from tuner.journal import Journal
 from tuner.leases import NotLeased, await_turn, fresh_port, lease, runtime_folder
@@ -31,9 +31,9 @@ from tuner.load.client import Endpoint
 from tuner.load.workload import Requests, make_requests
 from tuner.machine import free_bytes, look_at_gpus
 from tuner.parity import parity_of
-from tuner.quarantine import prove_back
+from tuner.quarantine import HeldBack, prove_back
 from tuner.ready import NotReady, await_ready
-from tuner.records import Event, Failure, Level, Raced, Stage, State, TrialRecord, TrialSpec, config_dict
+from tuner.records import Event, Failure, FailureKind, Level, Raced, Stage, State, TrialRecord, TrialSpec, config_dict
 from tuner.reference import Parity
 from tuner.resolved import silent_changes
 from tuner.supervise import Stopped, Supervised, SuperviseError, supervise
@@ -45,12 +45,12 @@ LEAST_DISK = 256 * 2**20
 
 @dataclass
 class Server:
-    """A started server. Set when its block has been left: `stopped`, and a line per GPU whose memory is not back."""
+    """A started server. Set when its block has been left: `stopped`, and the GPUs whose memory is not back."""
 
     process: Supervised
     endpoint: Endpoint
     stopped: Stopped | None = None
-    held_back: tuple[str, ...] = ()
+    held_back: tuple[HeldBack, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -233,14 +233,20 @@ def _record(spec: TrialSpec, outcome: Outcome, server: Server) -> TrialRecord:
     )
 
 
-def not_gone(stopped: Stopped | None, held_back: tuple[str, ...] = ()) -> Failure | None:
-    """Return the failure of a server that could not be ended: what it holds is not free for the next trial."""
-    evidence = held_back
+def not_gone(stopped: Stopped | None, held_back: tuple[HeldBack, ...] = ()) -> Failure | None:
+    """Return the failure of a server that could not be ended: what it holds is not free for the next trial.
+
+    When all of ours is gone, a process that the driver names on every GPU held back is a stranger's.
+    """
+    evidence = tuple(held.line for held in held_back)
     if stopped is not None and not stopped.gone:
         pids = ", ".join(map(str, stopped.survivors)) or "unknown processes"
         evidence = (f"still alive after SIGKILL: {pids}", *evidence)
     elif stopped is not None and stopped.port_free is False:
         evidence = ("its processes are gone, but its port is still taken", *evidence)
+    elif held_back and all(held.used for held in held_back):
+        kind: FailureKind = "foreign_gpu_process"
+        return Failure(kind=kind, stage="stop", evidence=evidence, advice=ADVICE[kind])
     if not evidence:
         return None
     advice = "a process that SIGKILL does not end hangs in the kernel or a driver: reset the GPU or reboot"
