@@ -8,7 +8,7 @@ and the device may hold no more memory than a margin above what they held then. 
 written once (a host's pages come when they are first touched), and every kind of wave has come twice. A few kinds
 take turns because a CPU's libraries keep kernels for every new number of rows: under ever new lengths the process
 grows for many minutes without a leak, under known ones it stays as it is. A greedy prompt is served alone after every
-wave: its text never changes.
+wave: its text never changes. The record is written with every wave that is shown, so whoever ends this keeps it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import json
 import random
 import sys
 import time
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,6 @@ from benchmarks.common import RESULTS, bundled_prompts, write
 from engine.bench import run_requests
 from engine.config import DFlashDraft, Draft, EngineConfig, NoDraft
 from engine.device.build import DeviceRuntime
-from engine.errors import EngineError
 from engine.request import Request, Sampling
 from engine.runtime import resolve
 from engine.start import AnyLoop, AnyRuntime, build_any, loop_of
@@ -116,8 +117,8 @@ def main() -> int:
     loop, prompts = loop_of(runtime), bundled_prompts()
     drafts: list[Draft] = [asked.draft, NoDraft(), DFlashDraft(block_size=8), DFlashDraft(block_size=4, layers=1)]
     alone = run_requests(loop, prompts[:1], 48).outputs
+    described = {"config": runtime.describe()["config"]}
     waves: list[dict[str, Any]] = []
-    grown: dict[str, int] = {}
     failure: str | None = None
     began = time.monotonic()
     try:
@@ -131,16 +132,31 @@ def main() -> int:
             waves.append(made | {"seconds": time.monotonic() - began, "held": memory()})
             if len(waves) % arguments.every == 0:
                 print(json.dumps(waves[-1]), flush=True)
-        settled = waves[2 * KINDS - 1]["held"]
-        grown = {name: waves[-1]["held"][name] - bytes_ for name, bytes_ in settled.items()}
-        assert all(bytes_ <= MARGIN for bytes_ in grown.values()), f"memory grew: {grown}"
-    except (AssertionError, EngineError) as error:
-        failure = str(error)
-    described = {"config": runtime.describe()["config"], "failure": failure, "grown_when_warm": grown}
-    totals = {name: sum(each[name] for each in waves) for name in ("requests", "cancels", "tokens", "steps")}
-    shown = [each for number, each in enumerate(waves, 1) if number % arguments.every == 0 or number <= 2 * KINDS]
-    write(arguments.json, described | {"waves_run": len(waves), "totals": totals, "waves": shown})
+                keep(arguments, described, waves, "ended before its time")
+        assert all(bytes_ <= MARGIN for bytes_ in grown(waves).values()), f"memory grew: {grown(waves)}"
+    except Exception as error:
+        traceback.print_exc()
+        failure = f"{type(error).__name__}: {error}"
+    keep(arguments, described, waves, failure)
     return 1 if failure else 0
+
+
+def grown(waves: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Return by how many bytes memory grew since every kind of wave had come twice."""
+    warm = waves[2 * KINDS - 1 :]
+    return {name: warm[-1]["held"][name] - bytes_ for name, bytes_ in warm[0]["held"].items()} if warm else {}
+
+
+def keep(
+    arguments: argparse.Namespace, described: dict[str, Any], waves: Sequence[dict[str, Any]], failure: str | None
+) -> None:
+    """Write what is known by now."""
+    record = described | {"failure": failure, "grown_when_warm": grown(waves), "waves_run": len(waves)}
+    totals = {name: sum(each[name] for each in waves) for name in ("requests", "cancels", "tokens", "steps")}
+    seconds = waves[-1]["seconds"] if waves else 0.0
+    every = arguments.every
+    shown = [each for number, each in enumerate(waves, 1) if number % every == 0 or number in (2 * KINDS, len(waves))]
+    write(arguments.json, record | {"totals": totals, "seconds": seconds, "waves": shown})
 
 
 if __name__ == "__main__":
