@@ -18,13 +18,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ SIZES = [1, 2, 4, 8, 16, 32, 48]
 KV_TOKENS = 24576
 PROMPT_TOKENS, OUTPUT_TOKENS, LONG_PROMPT = 96, 256, 2048
 READY_SECONDS = 240.0
+STOP_SECONDS = 10.0
 SAME = 0.01  # how far our acceptance may be from what the peer reported
 TRIES = 4
 VERIFY_CALLS = re.compile(r"^sglang:spec_verify_calls_total\S* (\S+)", re.MULTILINE)
@@ -114,7 +116,7 @@ def shapes() -> Iterator[Path]:
 
 @contextmanager
 def peer(asked: EngineConfig, port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start SGLang by the machine's own command; SIGTERM and wait on leaving."""
+    """Start SGLang by the machine's own command; on leaving, SIGTERM, then an end to all of its process group."""
     launch = backends.get(asked).command(asked, Path(os.devnull), "127.0.0.1", port)
     environment = os.environ | dict(launch.env)
     with log.open("wb") as file:
@@ -125,11 +127,11 @@ def peer(asked: EngineConfig, port: int, log: Path) -> Iterator[subprocess.Popen
         yield process
     finally:
         process.terminate()
-        try:
-            process.wait(timeout=60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=STOP_SECONDS)
+        with suppress(ProcessLookupError):  # its own processes would hold the GPU's memory
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def await_health(process: subprocess.Popen[bytes], port: int, log: Path) -> float:
@@ -312,8 +314,8 @@ def measure_all(drafts: Sequence[Draft], folder: Path | None, logs: Path, argume
                         raise RuntimeError(down or "no time left")
                     seconds = await_health(process, theirs[0], log)
                     cell = compare(draft, concurrency, theirs, folder, arguments.rounds)
-                except (RuntimeError, OSError, httpx.HTTPError, subprocess.SubprocessError) as error:
-                    missed[name] = str(error)[-2000:]
+                except Exception as error:
+                    missed[name] = f"{type(error).__name__}: {error}"[-2000:]
                     down = missed[name] if process.poll() is not None or "not ready" in missed[name] else None
                     print(f"{name}: not measured: {missed[name]}", flush=True)
                     keep()
