@@ -29,6 +29,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from benchmarks.common import RESULTS, ROOT, bundled_prompts, write
@@ -36,6 +37,7 @@ from benchmarks.common import RESULTS, ROOT, bundled_prompts, write
 SHAPES = ROOT / "benchmarks" / "shapes" / "qwen3-8b"
 PROMPT_TOKENS, OUTPUT_TOKENS = 96, 256
 LONG = 32_000
+OCCUPIED, KV_BYTES = 16.0, 147_456  # of the 8B shape: GiB of weights and CUDA, bytes of a cached token
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
     "dflash 8": {"kind": "dflash", "block_size": 8},
@@ -212,30 +214,52 @@ def ready() -> dict[str, Any]:
 
 
 def memory() -> dict[str, Any]:
-    """Start a server of the 8B shape where most of the GPU is taken: its status, and its last word with the advice."""
+    """Serve the 8B shape on a GPU that is almost full: every server ends with status 4 and advice, none hangs.
+
+    Weights do not fit; then the cache; then, with little room beside both, a graph, or the logits of a long prompt
+    that is to be scored. Each runs while this process holds the rest of the GPU.
+    """
     import torch
 
     found: dict[str, Any] = {}
+    # name: GiB that are free, GiB of them that weights and cache leave
+    rooms = {"weights": (8, 1.0), "cache": (24, -4.0)} | {f"room {room}": (36, room) for room in (0.2, 0.6, 1.0)}
     with shape_folder() as folder:
         document = yaml.safe_load((folder / "none.yaml").read_text())
         document["model"]["target"] = str(folder / "target")
-        document["memory"]["kv_tokens"] = 48 * 2048  # 14 GB beside 16 GB of weights
-        path = folder / "served.yaml"
-        path.write_text(yaml.safe_dump(document))
-        for free in (32, 24, 8):  # tight for graphs and steps, too little for the cache, too little for the weights
-            spare = torch.cuda.mem_get_info()[0] - free * 2**30
-            taken = torch.empty(max(0, spare), dtype=torch.uint8, device="cuda")
-            command = [sys.executable, "-m", "engine", "serve", str(path), "--port", "0"]
-            try:
-                done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=40, check=False)
-                said = {"status": done.returncode, "said": done.stderr.strip().splitlines()[-1:]}
-            except subprocess.TimeoutExpired as still:
-                said = {"status": None, "said": [f"still running: {(still.stderr or b'')[-300:]!r}"]}
-            found[f"{free} GiB free"] = said
-            print(f"{free} GiB free", said, flush=True)
+        for name, (free, room) in rooms.items():
+            tokens = (free - OCCUPIED - room) * 2**30 / KV_BYTES if free > OCCUPIED + room else 48 * 2048
+            document["memory"]["kv_tokens"] = int(tokens)
+            taken = torch.empty(max(0, torch.cuda.mem_get_info()[0] - free * 2**30), dtype=torch.uint8, device="cuda")
+            began = time.monotonic()
+            found[name] = _end_of(document) | {"free_gib": free, "seconds": time.monotonic() - began}
+            print(name, found[name], flush=True)
             del taken
             torch.cuda.empty_cache()
     return found
+
+
+def _end_of(document: dict[str, Any]) -> dict[str, Any]:
+    """Serve, have a long prompt scored when the server is ready, and return how it ended."""
+    from benchmarks.server import serving
+
+    ready, status = False, None
+    try:
+        with serving(document) as server:
+            ready, said = True, server.said
+            body = {"model": document["model"]["target"], "prompt": [7] * 2048, "max_tokens": 1}
+            with suppress(httpx.HTTPError):
+                url = f"http://127.0.0.1:{server.port}/v1/completions"
+                status = httpx.post(url, json=body | {"echo": True, "logprobs": 3}, timeout=30).status_code
+            with suppress(subprocess.TimeoutExpired):
+                server.process.wait(timeout=5)
+            time.sleep(0.5)  # its last words
+            lines = [*said]
+    except RuntimeError as error:
+        lines = str(error).splitlines()
+    last = next((line[line.index("{") :] for line in reversed(lines) if '"event": "exit"' in line), None)
+    ended = json.loads(last) if last else {"code": None, "message": "it did not end"}
+    return {"was_ready": ready, "http_status": status, "exit": ended}
 
 
 @contextmanager
@@ -253,8 +277,6 @@ def shape_folder() -> Iterator[Path]:
 
 def serve_and_load(document: dict[str, Any], levels: Sequence[int], requests: int) -> dict[str, Any]:
     """Serve a config, and return seconds to ready, tokens a second by concurrency, and what the server counted."""
-    import httpx
-
     from benchmarks.http_decode import load
     from benchmarks.server import serving
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class Running:
     port: int
     process: subprocess.Popen[str]
     seconds_to_ready: float
+    said: deque[str]  # its newest lines
 
     def rss_bytes(self) -> int:
         """Resident bytes of the server and everything below it."""
@@ -48,7 +50,7 @@ def serving(config: dict[str, Any], program: Sequence[str] = ("engine",)) -> Ite
         began = time.monotonic()
         process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         try:
-            port, ready, lines = None, False, []
+            port, ready, lines = None, False, deque[str](maxlen=50)
             for line in process.stderr or ():
                 lines.append(line)
                 event = json.loads(line) if line.startswith("{") else {}
@@ -57,16 +59,15 @@ def serving(config: dict[str, Any], program: Sequence[str] = ("engine",)) -> Ite
                 if ready or time.monotonic() - began > READY_SECONDS:
                     break
             if port is None or not ready:
-                raise RuntimeError("the server did not become ready: " + "".join(lines[-5:]))
+                raise RuntimeError("the server did not become ready: " + "".join([*lines][-5:]))
             seconds = time.monotonic() - began
-            threading.Thread(target=_drain, args=(process,), daemon=True).start()
-            yield Running(port, process, seconds)
+            threading.Thread(target=_drain, args=(process, lines), daemon=True).start()
+            yield Running(port, process, seconds, lines)
         finally:
             process.terminate()
             process.wait(timeout=30)
 
 
-def _drain(process: subprocess.Popen[str]) -> None:
+def _drain(process: subprocess.Popen[str], lines: deque[str]) -> None:
     """Keep reading stderr, so that the server never blocks on a full pipe."""
-    for _ in process.stderr or ():
-        pass
+    lines.extend(process.stderr or ())
