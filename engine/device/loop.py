@@ -77,7 +77,7 @@ class DeviceLoop:
     def submit(self, request: Request) -> str | None:
         """Queue a request; return why it can never run, if so."""
         needed = self._scheduler.tokens_for(request)
-        capacity = min(self._pages.pages * self._pages.page_size, self._state.max_tokens)
+        capacity = min(self._pages.pages * self._pages.page_size, self._state.longest)
         if needed > capacity:
             return (
                 f"the request may need {needed} cached tokens, the server has {capacity}; "

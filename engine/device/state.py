@@ -75,7 +75,7 @@ class State:
         Raises:
             OutOfMemory: the pools do not fit.
         """
-        self.device, self.page_size, self.nobody = device, page_size, max_running
+        self.device, self.page_size, self.nobody, self.longest = device, page_size, max_running, max_tokens
         spare = -(-rows // page_size)
         slots = (pages + spare) * page_size
         self.target = _pool(target, slots, dtype, device)
@@ -107,7 +107,7 @@ class State:
 
     @property
     def max_tokens(self) -> int:
-        """Most tokens one request can hold."""
+        """Most tokens the table has places for: `longest`, in whole pages."""
         return self._columns * self.page_size
 
     def enter(self, row: int, pages: Sequence[int], how: Sampling) -> None:
