@@ -97,3 +97,10 @@ class PortError(EngineError):
 
     exit = Exit.PORT
     kind = "port"
+
+
+def is_full(error: Exception) -> bool:
+    """Whether an error means that memory ran out: torch's own, or what the driver and the libraries say for it."""
+    said = str(error).lower()
+    full = ("out of memory", "alloc_failed", "can't allocate memory")  # torch, driver, Triton; cuBLAS; torch on a CPU
+    return isinstance(error, MemoryError) or any(words in said for words in full)

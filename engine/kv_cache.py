@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import OutOfMemory
+from engine.errors import OutOfMemory, is_full
 from engine.model.attention.base import Span
 
 
@@ -212,7 +212,9 @@ def _pool(shape: PoolShape, slots: int, dtype: torch.dtype, device: torch.device
             # numpy asks the system for zero pages, which take memory only once they are used.
             return torch.from_numpy(np.zeros(nbytes, dtype=np.uint8)).view(dtype).view(size)
         return torch.zeros(size, dtype=dtype, device=device)
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_full(error):
+            raise
         raise OutOfMemory(
             f"a KV pool of {slots} tokens ({nbytes / 2**30:.1f} GiB) does not fit; "
             "lower memory.kv_tokens or memory.max_running"

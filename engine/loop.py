@@ -31,7 +31,8 @@ class Loop:
     """Requests in, progress out; owns the scheduler and keeps the cache in step with it."""
 
     def __init__(self, runtime: Runtime) -> None:
-        self._engine, self._kit, self._draft = runtime.engine, runtime.kit, runtime.plan.config.draft
+        self._engine, self._kit, self._plan = runtime.engine, runtime.kit, runtime.plan
+        self._draft = runtime.plan.config.draft
         self._scheduler = runtime.scheduler()
         self._capacity = self._engine.cache.pages * self._engine.cache.page_size
         self._tally = Tally(
@@ -87,7 +88,7 @@ class Loop:
             self._engine.drafter.settle(cache)
         for admission in batch.admitted:
             cache.admit(admission.id, admission.tokens)
-        with traffic_errors():
+        with traffic_errors(self._plan):
             output = step(batch, self._engine)
         progress = self._scheduler.apply(batch, output.tokens, output.scores, output.prompt_scores)
         for done in progress:

@@ -41,6 +41,7 @@ from engine.errors import (
     OutOfMemory,
     OutOfMemoryInTraffic,
     UnsupportedModel,
+    is_full,
 )
 from engine.kv_cache import KVCache, PoolShape
 from engine.machine import cpu_name, detect_machine, usable_cores
@@ -255,19 +256,25 @@ def memory_errors() -> Iterator[None]:
     """Turn what torch raises while weights load into an `OutOfMemory`."""
     try:
         yield
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_full(error):
+            raise
         raise OutOfMemory("the weights do not fit into memory; use a smaller model or precision") from error
 
 
 @contextmanager
-def traffic_errors() -> Iterator[None]:
+def traffic_errors(plan: Plan) -> Iterator[None]:
     """Turn what torch raises when a step's tensors do not fit into an `OutOfMemoryInTraffic`."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
+        guess = estimate.memory(plan.config, plan.shape, plan.draft_shape, detect_machine())
         raise OutOfMemoryInTraffic(
             "a step does not fit beside weights and cache; lower memory.kv_tokens or kv_fraction, "
-            "memory.prefill_chunk or memory.max_running"
+            "memory.prefill_chunk or memory.max_running; "
+            f"the estimate was {guess.activations / 2**30:.1f} GiB for a step, {guess.total / 2**30:.1f} in all"
         ) from error
 
 

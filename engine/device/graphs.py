@@ -7,13 +7,13 @@ work leaves in the buffers must not matter: it is run, and more than once, befor
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol, TypeVar
 
 import torch
 
-from engine.errors import GraphCaptureError, OutOfMemory, OutOfMemoryInCapture
+from engine.errors import GraphCaptureError, OutOfMemory, OutOfMemoryInCapture, is_full
 
 T = TypeVar("T")
 
@@ -25,6 +25,10 @@ class Graphs(Protocol):
 
     def add(self, name: str, work: Callable[[], T]) -> Callable[[], T]:
         """Return what does `work`; `name` says in errors what it is."""
+        ...
+
+    def room_for(self, name: str) -> AbstractContextManager[None]:
+        """Turn what is raised for want of memory into an `OutOfMemory` that names what does not fit."""
         ...
 
 
@@ -39,11 +43,13 @@ class EagerGraphs:
         Raises:
             OutOfMemory: its tensors do not fit beside weights and cache.
         """
-        try:
+        with self.room_for(name):
             work()
-        except torch.OutOfMemoryError as error:
-            raise OutOfMemory(f"{name} does not fit: {_advice()}, or lower memory.max_running") from error
         return work
+
+    def room_for(self, name: str) -> AbstractContextManager[None]:
+        """See `Graphs`."""
+        return _room(OutOfMemory, f"{name} does not fit", "lower memory.max_running")
 
 
 class CapturedGraphs:
@@ -61,6 +67,15 @@ class CapturedGraphs:
             GraphCaptureError: it cannot be captured.
             OutOfMemoryInCapture: its tensors do not fit beside weights and cache.
         """
+        with self.room_for(name):
+            return self._add(name, work)
+
+    def room_for(self, name: str) -> AbstractContextManager[None]:
+        """See `Graphs`."""
+        advice = "lower the largest of graphs.batch_sizes with memory.max_running"
+        return _room(OutOfMemoryInCapture, f"{name} does not fit", advice)
+
+    def _add(self, name: str, work: Callable[[], T]) -> Callable[[], T]:
         graph = torch.cuda.CUDAGraph()
         try:
             work()
@@ -74,10 +89,9 @@ class CapturedGraphs:
                     graph.capture_end()
                 raise
             graph.capture_end()
-        except torch.OutOfMemoryError as error:
-            advice = f"{_advice()}, or lower the largest of graphs.batch_sizes with memory.max_running"
-            raise OutOfMemoryInCapture(f"{name} does not fit: {advice}") from error
         except RuntimeError as error:
+            if is_full(error):
+                raise
             cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise GraphCaptureError(f"{name} could not be captured: {cause}; use graphs.kind eager") from error
 
@@ -88,9 +102,15 @@ class CapturedGraphs:
         return replay
 
 
-def _advice() -> str:
-    free, total = torch.cuda.mem_get_info()
-    return (
-        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB are free beside weights and cache; "
-        "lower memory.kv_tokens or kv_fraction"
-    )
+@contextmanager
+def _room(kind: type[OutOfMemory], what: str, advice: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_full(error):
+            raise
+        free, total = torch.cuda.mem_get_info()
+        raise kind(
+            f"{what}: {free / 2**30:.1f} of {total / 2**30:.1f} GiB are free beside weights and cache; "
+            f"lower memory.kv_tokens or kv_fraction, or {advice}"
+        ) from error

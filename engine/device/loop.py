@@ -121,7 +121,7 @@ class DeviceLoop:
         Raises:
             OutOfMemoryInTraffic: the step's tensors do not fit.
         """
-        with traffic_errors():
+        with traffic_errors(self._runtime.plan):
             return self._advance()
 
     @torch.inference_mode()

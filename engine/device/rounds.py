@@ -106,11 +106,16 @@ class Rounds:
         return PromptWork(prompts, self.graphs.add(f"a prompt forward of {rows} rows", prompts))
 
     def _prepare(self, drafts: Sequence[Drafted]) -> None:
-        """Have the kernels chosen for every number of rows that will come."""
+        """Have the kernels chosen for every number of rows that will come.
+
+        Raises:
+            OutOfMemory: there is no room to measure them; in capture, where rounds are captured.
+        """
         blocks = {rows_of(draft) for draft in drafts}
         rows = {size * block for size, block in product(self.sizes, blocks)}
         rows |= {size * (block - 1) for size, block in product(self.sizes, blocks) if block > 1}
-        self.models.ops.prepare(sorted(rows | {*self.buckets, self.state.nobody}))
+        with self.graphs.room_for("measuring kernels"):
+            self.models.ops.prepare(sorted(rows | {*self.buckets, self.state.nobody}))
 
 
 class _Lanes:

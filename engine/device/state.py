@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine import sampling
-from engine.errors import OutOfMemory
+from engine.errors import OutOfMemory, is_full
 from engine.kernels.base import Ops, Paged, Standing
 from engine.kv_cache import PoolShape
 from engine.request import Sampling
@@ -169,7 +169,9 @@ def _pool(shape: PoolShape, slots: int, dtype: torch.dtype, device: torch.device
     size = (shape.layers, slots, 2 * shape.kv_heads, shape.head_dim)
     try:
         return torch.zeros(size, dtype=dtype, device=device)
-    except (torch.OutOfMemoryError, MemoryError) as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_full(error):
+            raise
         needed = torch.Size(size).numel() * dtype.itemsize
         raise OutOfMemory(
             f"a KV pool of {slots} tokens ({needed / 2**30:.1f} GiB) does not fit; "

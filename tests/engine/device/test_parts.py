@@ -172,6 +172,14 @@ def test_a_failed_capture_says_of_what_and_why() -> None:
         with pytest.raises(OutOfMemoryInCapture, match=rf"{name}.*1\.0 of 16\.0 GiB.*kv_tokens") as full:
             CapturedGraphs().add(name, failing(torch.OutOfMemoryError("CUDA out of memory"), after))
         assert (full.value.exit, full.value.kind) == (Exit.MEMORY, "oom_capture")
+    for error in (
+        "CUDA error: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate",
+    ):  # no torch class
+        with pytest.raises(OutOfMemoryInCapture, match=name):
+            CapturedGraphs().add(name, failing(RuntimeError(error), 0))
+    with pytest.raises(OutOfMemoryInCapture, match="measuring kernels"), CapturedGraphs().room_for("measuring kernels"):
+        raise torch.OutOfMemoryError("CUDA out of memory")
     with pytest.raises(OutOfMemory, match="max_running") as full_eager:
         EagerGraphs().add(name, failing(torch.OutOfMemoryError("CUDA out of memory"), 0))
     assert full_eager.value.kind == "oom_start"
@@ -213,5 +221,5 @@ def test_a_step_without_room_is_reported_by_the_old_loop_too(monkeypatch: pytest
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(loop, "step", full)
-    with pytest.raises(OutOfMemoryInTraffic, match=r"lower memory\.kv_tokens"):
+    with pytest.raises(OutOfMemoryInTraffic, match=r"lower memory\.kv_tokens.*estimate was 0\.0 GiB for a step, "):
         served.advance()
