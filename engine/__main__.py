@@ -181,6 +181,11 @@ def _bench_gpu(configs: dict[str, EngineConfig], arguments: argparse.Namespace) 
         configs, concurrency, output_tokens=arguments.output_tokens, tell=lambda row: print(line(row), flush=True)
     )
     print(f"copy {result['copy_bytes_s'] / 1e9:.0f} GB/s")
+    for name, described in result["configs"].items():
+        held = described["memory_check"]
+        if "used" in held:
+            share = f"{held['used'] / held['estimate']:.3f} of the estimate"
+            print(f"{name[-24:]:24} {held['used'] / 2**30:.2f} GiB held on the device, {share}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     return int(Exit.OK)
