@@ -34,7 +34,8 @@ class Loop:
         self._engine, self._kit, self._plan = runtime.engine, runtime.kit, runtime.plan
         self._draft = runtime.plan.config.draft
         self._scheduler = runtime.scheduler()
-        self._capacity = self._engine.cache.pages * self._engine.cache.page_size
+        longest = (self._plan.config.model.max_len or self._plan.shape.longest) + self._plan.config.reserved_rows
+        self._capacity = min(self._engine.cache.pages * self._engine.cache.page_size, longest)
         self._tally = Tally(
             target_kv_bytes=_pool_bytes(self._engine.cache.target),
             draft_kv_bytes=_pool_bytes(self._engine.cache.draft),
@@ -46,7 +47,7 @@ class Loop:
         if needed > self._capacity:
             return (
                 f"the request may need {needed} cached tokens, the server has {self._capacity}; "
-                "lower max_tokens or raise memory.kv_tokens"
+                "lower max_tokens or raise memory.kv_tokens or model.max_len"
             )
         self._scheduler.submit(request)
         return None

@@ -188,9 +188,10 @@ def test_what_can_never_run_is_said_at_once() -> None:
     loop = DeviceLoop(device(config(CHAIN, kv_tokens=128)))
     assert "lower max_tokens" in (loop.submit(Request(0, (1,) * 100, 60)) or "")
     assert loop.idle
-    loop = DeviceLoop(device(config(CHAIN, page_size=32)))  # whose last page reaches beyond max_len
-    assert "model.max_len" in (loop.submit(Request(0, (1,) * 120, 41)) or "")
-    assert loop.submit(Request(0, (1,) * 120, 40)) is None
+    asked = config(CHAIN, page_size=32)  # the last page reaches beyond max_len
+    for each in (DeviceLoop(device(asked)), Loop(build(resolve(asked)))):
+        assert "model.max_len" in (each.submit(Request(0, (1,) * 120, 41)) or "")
+        assert each.submit(Request(0, (1,) * 120, 40)) is None
 
 
 def test_memory_that_runs_out_in_traffic_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
