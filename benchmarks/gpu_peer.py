@@ -339,6 +339,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=480.0, help="no cell begins after so long")
     parser.add_argument("--json", type=Path, default=RESULTS / "gpu_peer.json")
     arguments = parser.parse_args()
+    for stop in (signal.SIGINT, signal.SIGTERM):  # the peers are to end with us, however the shell started us
+        signal.signal(stop, signal.default_int_handler)
     drafts = [each for each in (PAIR_DRAFTS if arguments.pair else DRAFTS) if each.block in arguments.blocks]
     with shapes() as folder:
         return 0 if measure_all(drafts, None if arguments.pair else folder, folder, arguments) else 1
