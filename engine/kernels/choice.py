@@ -14,6 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -157,7 +158,8 @@ def choose(layers: Iterable[TritonLinear], rows: Sequence[int], book: Book) -> N
         timed = [each for each in time_plans(products, size, plans) if each.seconds is not None]
         book.choices[key] = min(timed, key=lambda each: each.seconds or 0.0).plan
     if measured:
-        book.save()
+        with suppress(OSError):  # where nothing can be kept, the next start measures again
+            book.save()
     for key, (size, group) in groups.items():
         for layer in group:
             layer.plans[size] = book.choices[key]

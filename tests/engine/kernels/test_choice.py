@@ -60,6 +60,13 @@ def test_known_choices_are_taken_without_measuring(tmp_path: Path) -> None:
     assert not book.path.exists()
 
 
+def test_a_book_that_cannot_be_kept_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    layer = choice.TritonLinear(Product(torch.zeros(64, 32), None, None, gated=False))  # float32: nothing to measure
+    choice.choose([layer], [1], Book(tmp_path / "file" / "linear.json"))
+    assert layer.plans == {1: Library()}
+
+
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="measuring needs a GPU")
 def test_a_choice_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
