@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_rounds --json OUT [--parts correct,rounds_none,rounds_dflash,pair,…]
 
 Every part is a process of its own with a time limit: one that fails is reported and the next one runs. `correct`:
-the bundled pair in float32, captured against eager rounds and against the CPU engine, greedy and sampled.
+the bundled pair in float32, captured against eager rounds and against the CPU engine, greedy and sampled;
+`near_ties`: the same in bfloat16, where correct engines differ at near-ties, and only there.
 `rounds_none`, `rounds_dflash`: the shape of Qwen3-8B (random weights, forced acceptance), a round split into draft,
 verify, commit and host; `rounds_long`: over 32 k cached tokens. `pair`: the split of the bundled pair. `http`,
 `http8b`: both served over HTTP to one client. `cancel`: requests that leave while a round of theirs runs. `ready`:
@@ -37,6 +38,7 @@ from benchmarks.common import RESULTS, ROOT, bundled_prompts, write
 SHAPES = ROOT / "benchmarks" / "shapes" / "qwen3-8b"
 PROMPT_TOKENS, OUTPUT_TOKENS = 96, 256
 LONG = 32_000
+REGRET = 0.25  # two units in the last place of bfloat16 at a logit of 16
 OCCUPIED, KV_BYTES = 16.0, 147_456  # of the 8B shape: GiB of weights and CUDA, bytes of a cached token
 DRAFTS: dict[str, dict[str, Any]] = {
     "none": {"kind": "none"},
@@ -100,6 +102,59 @@ def correct() -> dict[str, Any]:
             graph_rounds = loops[True].stats().rounds["graph_rounds"]
             assert graph_rounds == loops[True].stats().rounds["rounds"] > 0, "captured rounds were not replayed"
     return {"rows": rows, "captured_is_eager": all(row["captured_is_eager"] for row in rows)}
+
+
+def near_ties() -> dict[str, Any]:
+    """Compare greedy texts in bfloat16, as they are served: captured with eager rounds, and by their regret.
+
+    Regret: by how much the float32 CPU engine finds a token less likely than its best one, in logits. The CPU engine's
+    own bfloat16 texts say how much rounding alone does.
+    """
+    import torch
+
+    from engine.bench import run_requests
+    from engine.config import EngineConfig
+    from engine.device.build import build_device
+    from engine.device.loop import DeviceLoop
+    from engine.loop import Loop
+    from engine.request import Request
+    from engine.runtime import build, resolve
+
+    prompts = [prompt[: 24 + 7 * number] for number, prompt in enumerate(bundled_prompts()[:20])]
+
+    def plan_of(dtype: str, draft: dict[str, Any], captured: bool, running: int) -> Any:
+        sizes = [size for size in (1, 2, 4, 8, 16) if size <= running]
+        return resolve(EngineConfig.model_validate(config(draft, captured, running, sizes, dtype=dtype, max_len=512)))
+
+    def on_cpu(dtype: str) -> Loop:
+        return Loop(build(replace(plan_of(dtype, DRAFTS["none"], False, 4), device=torch.device("cpu"), threads=4)))
+
+    def regret(texts: Sequence[Sequence[int]]) -> float:
+        """Return the largest regret of any token of these texts."""
+        worst = 0.0
+        for prompt, text in zip(prompts, texts, strict=True):
+            assert judge.submit(Request(0, (*prompt, *text), 1, logprobs=1, echo=True)) is None
+            scores = []
+            while not judge.idle:
+                scores += [score for progress in judge.advance() for score in progress.prompt_scores]
+            worst = max(worst, *(score.top[0][1] - score.logprob for score in scores[-len(text) :]))
+        return worst
+
+    judge = on_cpu("float32")
+    expected = run_requests(on_cpu("bfloat16"), prompts, 64).outputs
+    found: dict[str, Any] = {"cpu_regret": regret(expected), "rows": []}
+    for name, draft in DRAFTS.items():
+        for running in (1, 16):
+            eager, captured = (
+                run_requests(DeviceLoop(build_device(plan_of("bfloat16", draft, how, running))), prompts, 64).outputs
+                for how in (False, True)
+            )
+            row = {"draft": name, "running": running, "captured_is_eager": captured == eager, "of": len(prompts)}
+            row |= {"equal_to_cpu": sum(a == b for a, b in zip(captured, expected, strict=True))}
+            found["rows"].append(row | {"regret": regret(captured)})
+            print(json.dumps(found["rows"][-1]), flush=True)
+    bound = max(2 * found["cpu_regret"], REGRET)
+    return found | {"bound": bound, "within": all(row["regret"] <= bound for row in found["rows"])}
 
 
 def _bench(*arguments: str) -> dict[str, Any]:
@@ -326,6 +381,7 @@ class Part:
 
 PARTS = {
     "correct": Part(correct, 150),
+    "near_ties": Part(near_ties, 90),
     "rounds_none": Part(rounds_none, 120),  # the first part measures kernels
     "rounds_dflash": Part(rounds_dflash, 120),
     "rounds_long": Part(rounds_long, 90),
