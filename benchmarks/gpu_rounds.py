@@ -398,16 +398,18 @@ DEFAULT = "correct,rounds_none,rounds_dflash,pair"
 def supervise(names: Sequence[str], limit: float, path: Path) -> None:
     """Run parts one after the other, each in its own process; a part's error stands where its result would.
 
-    The file holds what is known after every part, so that whoever ends this loses one part.
+    A part that is named twice runs twice, its second result as "…, again": what the first has compiled and measured is
+    known by then. The file holds what is known after every part, so that whoever ends this loses one part.
     """
     results: dict[str, Any] = {}
     began = time.monotonic()
     for name in names:
         left = limit - (time.monotonic() - began)
         seconds = min(PARTS[name].seconds, left)
-        print(f"== {name}", flush=True)
+        key = f"{name}, again" if name in results else name
+        print(f"== {key}", flush=True)
         if seconds < 10:
-            results[name] = {"error": "no time left for it"}
+            results[key] = {"error": "no time left for it"}
             write(path, {"parts": results})
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -415,9 +417,9 @@ def supervise(names: Sequence[str], limit: float, path: Path) -> None:
             command = [sys.executable, "-u", "-m", "benchmarks.gpu_rounds", "--part", name, "--json", str(out)]
             started = time.monotonic()
             status = _ended(command, seconds)
-            results[name] = json.loads(out.read_text()) if out.exists() else {"error": status}
-            results[name]["seconds"] = time.monotonic() - started
-        print(f"== {name}: {results[name].get('error', 'done')} in {results[name]['seconds']:.0f} s", flush=True)
+            results[key] = json.loads(out.read_text()) if out.exists() else {"error": status}
+            results[key]["seconds"] = time.monotonic() - started
+        print(f"== {key}: {results[key].get('error', 'done')} in {results[key]['seconds']:.0f} s", flush=True)
         write(path, {"parts": results})
 
 
