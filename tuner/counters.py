@@ -25,11 +25,16 @@ async def read_counters(endpoint: Endpoint, path: str) -> dict[str, Any]:
         reply = await client.get(path, SECONDS)
     if reply.error is not None or reply.status != 200:
         return {}
+    return json_object(reply.body) or {}
+
+
+def json_object(body: bytes) -> dict[str, Any] | None:
+    """Read a body that is one JSON object; None for any other."""
     try:
-        document = json.loads(reply.body)
+        document = json.loads(body)
     except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
+        return None
+    return document if isinstance(document, dict) else None
 
 
 async def read_rounds(endpoint: Endpoint, backend: Backend) -> RoundCounts | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from engine.backends import Probes
-from tuner.counters import read_counters
+from tuner.counters import json_object
 from tuner.life import Life
 from tuner.load.client import UNREADABLE, Client, Endpoint, Reply, RequestError
 from tuner.load.streams import Completion, read_completion
@@ -48,9 +48,9 @@ class ServerDied(Exception):
 
 @dataclass(frozen=True)
 class Ready:
-    """A server that has answered. `info` is its /server_info, empty where it has none."""
+    """A server that has answered. `info` is its /server_info, None where its backend need not have one."""
 
-    info: dict[str, Any]
+    info: dict[str, Any] | None
     seconds: dict[str, float]
 
 
@@ -154,6 +154,7 @@ class _Wait:
         self._began = self._looked = time.monotonic()
         self._listening: float | None = None
         self._failed = 0
+        self._info: dict[str, Any] | None = None
         self.stage: Stage = "launch"
         self.reason = "it did not listen yet"
 
@@ -164,8 +165,8 @@ class _Wait:
             return {"launch": now - self._began}
         return {"launch": self._listening - self._began, "ready": now - self._listening}
 
-    async def run(self) -> dict[str, Any]:
-        """Go through the steps and return /server_info."""
+    async def run(self) -> dict[str, Any] | None:
+        """Go through the steps and return /server_info, None where there need not be one."""
         await self._until(self._port_is_ours)
         self._listening = time.monotonic()
         self.stage = "ready"
@@ -174,8 +175,9 @@ class _Wait:
         await self._until(self._model_is_right)
         await self._until(self._says_ready)
         await self._until(self._answers)
+        await self._until(self._says_what_runs)
         await self._until(self._port_is_ours)  # whoever answered: it was our own process
-        return await read_counters(self._endpoint, self._probes.server_info)
+        return self._info
 
     async def _until(self, step: Callable[[], Coroutine[Any, Any, str]]) -> None:
         """Repeat a step until it gives no reason to wait.
@@ -260,6 +262,20 @@ class _Wait:
             return f"GET {self._probes.ready}: {reply.error}"
         _must_not_point_elsewhere(f"GET {self._probes.ready}", reply)
         return "" if reply.status in (200, 404) else f"GET {self._probes.ready}: HTTP {reply.status}"
+
+    async def _says_what_runs(self) -> str:
+        """Read /server_info: without it nobody can tell whether the config that was asked for runs."""
+        asked = f"GET {self._probes.server_info}"
+        reply = await self._get(self._probes.server_info)
+        if reply.error is not None:
+            return f"{asked}: {reply.error}"
+        _must_not_point_elsewhere(asked, reply)
+        if reply.status == 404 and not self._probes.always_informs:
+            return ""
+        if reply.status != 200:
+            return f"{asked}: HTTP {reply.status}"
+        self._info = json_object(reply.body)
+        return "" if self._info is not None else f"{asked}: not a JSON object"
 
     async def _answers(self) -> str:
         """Ask for real completions; one that is sane, and streamed, is enough."""

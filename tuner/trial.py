@@ -33,7 +33,7 @@ from tuner.machine import free_bytes, look_at_gpus
 from tuner.parity import parity_of
 from tuner.quarantine import HeldBack, prove_back
 from tuner.ready import NotReady, await_ready
-from tuner.records import Event, Failure, FailureKind, Level, Raced, Stage, State, TrialRecord, TrialSpec, config_dict
+from tuner.records import Event, Failure, Level, Raced, Stage, State, TrialRecord, TrialSpec, config_dict
 from tuner.reference import Parity
 from tuner.resolved import silent_changes
 from tuner.supervise import Stopped, Supervised, SuperviseError, supervise
@@ -123,7 +123,7 @@ async def made_ready(
     """Wait until a started server has answered, with the config that was asked for.
 
     Returns:
-        The config that it says it runs, None where it says nothing; and what is left of it if it is not ready.
+        The config that it says it runs, None where its backend says nothing; and what is left of it if it is not ready.
     """
     ready = await await_ready(
         server.process,
@@ -138,7 +138,7 @@ async def made_ready(
     if isinstance(ready, NotReady):
         exit_ = server.process.poll()
         return None, Remains(ready.stage, ready.reason, ready.seen, exit_, advice=ready.advice)
-    resolved = backend.resolved(ready.info) if ready.info else None
+    resolved = backend.resolved(ready.info) if ready.info is not None else None
     if changed := silent_changes(config_dict(spec.config), resolved or {}):
         return resolved, Remains("ready", f"the server runs another config: {'; '.join(changed)}", "config")
     return resolved, None
@@ -245,8 +245,8 @@ def not_gone(stopped: Stopped | None, held_back: tuple[HeldBack, ...] = ()) -> F
     elif stopped is not None and stopped.port_free is False:
         evidence = ("its processes are gone, but its port is still taken", *evidence)
     elif held_back and all(held.used for held in held_back):
-        kind: FailureKind = "foreign_gpu_process"
-        return Failure(kind=kind, stage="stop", evidence=evidence, advice=ADVICE[kind])
+        advice = ADVICE["foreign_gpu_process"]
+        return Failure(kind="foreign_gpu_process", stage="stop", evidence=evidence, advice=advice)
     if not evidence:
         return None
     advice = "a process that SIGKILL does not end hangs in the kernel or a driver: reset the GPU or reboot"

@@ -29,6 +29,7 @@ class Probes:
     ready: str = "/ready"  # a generation would start now
     models: str = "/v1/models"
     server_info: str = "/server_info"
+    always_informs: bool = True  # every server has server_info; False: 404 is no fault, and what runs stays unknown
     metrics: str = "/metrics"
 
 

@@ -52,7 +52,7 @@ METRICS = MetricNames(
 DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_accepted_tokens_total"
 # /server_info exists only in vLLM's developer mode, which lets every local user call into the workers: not switched
 # on here. Without it the config that runs is unknown, and said to be.
-PROBES = Probes(health="/health", ready="/health", server_info="/server_info?config_format=json")
+PROBES = Probes(health="/health", ready="/health", server_info="/server_info?config_format=json", always_informs=False)
 LEAST_STEP = 2048  # rows of one step that every device has by default
 
 

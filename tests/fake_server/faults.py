@@ -131,6 +131,16 @@ BAD: dict[str, Case] = {
     "a web page": Case(Plan(answer="html"), {}, "garbage_output", "ready"),
     "keeps its stream back": Case(Plan(buffered=True, chunk_ms=60.0), {}, "config", "ready", "keeps its stream back"),
     "runs another config": Case(Plan(resolved={"draft": {"kind": "dflash"}}), {}, "config", "ready"),
+    "sends who asks what it runs elsewhere": Case(
+        Plan(redirects=("/server_info",)), {"ready_s": 600.0}, "wrong_model", "ready", "GET /server_info: HTTP 307"
+    ),
+    "does not say what it runs": Case(
+        Plan(statuses={"/server_info": 500}), SHORT, "no_progress", "ready", "GET /server_info: HTTP 500"
+    ),
+    "is not known to have a config": Case(
+        Plan(statuses={"/server_info": 404}), SHORT, "no_progress", "ready", "GET /server_info: HTTP 404"
+    ),
+    "never says what it runs": Case(Plan(hang_on=("/server_info",)), SHORT, "no_progress", "ready", "/server_info"),
     "no usage": Case(Plan(answer="no_usage", continuous=False), {}, "garbage_output", "ready"),
     "no end": Case(Plan(answer="no_done"), {}, "garbage_output", "ready"),
     "no finish reason": Case(Plan(answer="no_finish"), {}, "garbage_output", "ready"),
@@ -167,6 +177,9 @@ ONLY_IN_PROOF = frozenset(
         "spins for ever",
         "never ready",
         "busy for ever",
+        "does not say what it runs",
+        "is not known to have a config",
+        "never says what it runs",
     }
 )
 """Cases that wait for a deadline as others do; `make test` leaves them to `make proof-lifecycle`."""

@@ -27,7 +27,7 @@ class Plan:
     answer: what happens to completions after the first `good_completions`, from their chunk `break_at` on; with
         `bad_completions`, only to so many of them; with `bad_every`, only to one in so many.
     start_log, start_mib: what it prints, and how much memory it takes, every 50 ms while it loads.
-    redirects: paths answered with 307.
+    redirects: paths answered with 307. statuses: paths answered with `{}` and this status.
     leak_kib: memory that every completion costs. spam_bytes: what every completion prints.
     listen: when it does; `spin` computes for ever instead, `close` stops at the first request, `deaf` accepts nobody.
     daemon: the started process leaves, and a child of a child in a session of its own serves.
@@ -45,6 +45,7 @@ class Plan:
     serve_as: str | None = None
     hang_on: tuple[str, ...] = ()
     redirects: tuple[str, ...] = ()
+    statuses: dict[str, int] = field(default_factory=dict)
     die_at: str | None = None
     die_code: int = 1
     die_signal: int = 0

@@ -93,6 +93,8 @@ class Server:
             await asyncio.sleep(3600)
         if path in self.plan["redirects"]:
             return self.say(writer, 307, {})
+        if path in self.plan["statuses"]:
+            return self.say(writer, self.plan["statuses"][path], {})
         if path == "/v1/models" and self.plan["models"] is not None:
             return self.say(writer, 200, self.plan["models"])
         if path == "/v1/models":

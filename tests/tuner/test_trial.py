@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 
 import tuner.curve
 import tuner.trial
+from engine.backends.native import PROBES
 from tests.fake_server.faults import BAD, GOOD, ONLY_IN_PROOF, backend_for
-from tests.fake_server.plan import Plan
+from tests.fake_server.plan import FakeBackend, Plan
 from tests.tuner.running import family, make_spec, run_fake
 from tests.tuner.smi import FakeSmi
 from tests.waiting import wait_until
@@ -90,6 +93,19 @@ def test_a_bad_server_fails_with_kind_and_stage(tmp_path: Path, name: str, monke
         assert any(line in evidence for evidence in record.failure.evidence)
 
 
+def test_only_a_backend_that_need_not_inform_may_say_nothing(tmp_path: Path) -> None:
+    plan = Plan(statuses={"/server_info": 404})
+    record, _ = run_fake(tmp_path, plan, FakeBackend(probes=dataclasses.replace(PROBES, always_informs=False)))
+    assert (record.state, record.resolved) == ("measured", None)
+
+
+def test_a_server_info_without_a_config_is_refused(tmp_path: Path) -> None:
+    record, _ = run_fake(tmp_path, Plan(statuses={"/server_info": 200}))
+    assert record.failure is not None
+    assert (record.failure.kind, record.failure.stage) == ("config", "ready")
+    assert "holds no config" in record.failure.evidence[0]
+
+
 def test_levels_before_a_crash_are_kept(tmp_path: Path) -> None:
     record, _ = run_fake(tmp_path, Plan(die_at="crowd", most_at_once=2), levels=(1, 2, 4), window=0.4)
     assert record.state == "failed"
@@ -152,10 +168,6 @@ def test_a_driver_that_fails_is_no_fault_of_the_config(tmp_path: Path, smi: Fake
 
 
 def test_missing_prompts_are_a_failure(tmp_path: Path) -> None:
-    import asyncio
-
-    from tests.fake_server.plan import FakeBackend
-
     spec = make_spec(tmp_path, Plan())
     spec = spec.model_copy(
         update={"workload": spec.workload.model_copy(update={"prompts": JsonlPrompts(path="/nowhere.jsonl")})}
