@@ -2,7 +2,7 @@
 
 Speculation pays while the machine has compute to spare; under load its extra rows cost more than they save. A policy
 is a table of ranges of running requests. Between two ranges the load flickers, and every switch changes the work of
-a round, so a new range must hold for some rounds before it takes over.
+a round, so the range in force must be left for some rounds before another takes over.
 """
 
 from __future__ import annotations
@@ -14,18 +14,16 @@ HOLD_ROUNDS = 4
 
 @dataclass(frozen=True)
 class Switch:
-    """The entry in force, and the one that would replace it if it held long enough."""
+    """The entry in force, and for how many rounds in a row the load has wanted another, whichever."""
 
     entry: int = 0
-    candidate: int = 0
     rounds: int = 0
 
     def after(self, wanted: int, hold: int = HOLD_ROUNDS) -> Switch:
-        """Return the state after a round whose load wants entry `wanted`."""
+        """Return the state after a round whose load wants entry `wanted`: the last wish is the one that is met."""
         if wanted == self.entry:
-            return Switch(self.entry, self.entry, 0)
-        rounds = self.rounds + 1 if wanted == self.candidate else 1
-        return Switch(wanted, wanted, 0) if rounds >= hold else Switch(self.entry, wanted, rounds)
+            return Switch(self.entry)
+        return Switch(wanted) if self.rounds + 1 >= hold else Switch(self.entry, self.rounds + 1)
 
 
 def entry_for(running: int, lasts: tuple[int | None, ...]) -> int:

@@ -43,7 +43,7 @@ class Table:
     def pick(self, running: int) -> Drafted:
         """Return the draft of a round with so many requests."""
         wanted = entry_for(running, self.lasts)
-        self.switch = Switch(wanted, wanted) if self.switch is None else self.switch.after(wanted)
+        self.switch = Switch(wanted) if self.switch is None else self.switch.after(wanted)
         return self.drafts[self.switch.entry]
 
 

@@ -46,7 +46,7 @@ class PolicyDrafter:
     def propose(self, roots: Tensor, places: Reservation, draws: sampling.Batch | None, cache: KVCache) -> Proposal:
         """Return the proposal of the entry in force; see `base.Drafter`."""
         wanted = entry_for(roots.shape[0], self._lasts)
-        self._switch = Switch(wanted, wanted) if self._switch is None else self._switch.after(wanted)
+        self._switch = Switch(wanted) if self._switch is None else self._switch.after(wanted)
         entry = self._entries[self.entry]
         if entry.taps:
             self.settle(cache)
