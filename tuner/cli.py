@@ -196,6 +196,7 @@ def export(
     from tuner import session
     from tuner.export.launch_file import launch_file, render, serve_command, write_launch
     from tuner.outcome import best_of
+    from tuner.verdicts import caveats
 
     folder = session.existing(study)
     space, outcome = session.load_outcome(folder)
@@ -206,11 +207,12 @@ def export(
     if best.misses:
         raise NothingFeasible(f"no measured configuration meets these limits: {'; '.join(best.misses)}")
     launch = launch_file(best, outcome.points, space.file.study.name, space.digest)
+    remarks = caveats(outcome.records, best.point.trial)
     if out is None:
-        print(render(launch, folder.launch), end="")
+        print(render(launch, folder.launch, remarks), end="")
         return
     with writing(out):
-        write_launch(launch, Path(os.path.realpath(out)))  # a link is followed, not replaced
+        write_launch(launch, Path(os.path.realpath(out)), remarks)  # a link is followed, not replaced
     print(f"Serve:   {serve_command(out, launch=launch)}")
 
 

@@ -82,6 +82,7 @@ class Launcher:
             limits=Limits.of(file.workload, file.executor.ready),
             lease=LeaseRequest(gpus=self._gpus(planned), devices=devices, exclusive=not alone),
             reference=None if role == "baseline" else self._reference,
+            score=planned.score,
             peer=peer_of(records, config),
             race=race_of(records, self._space, config.draft.kind) if role == "search" and file.strategy.race else None,
         )

@@ -4,8 +4,8 @@ Speculation promises the target's own text, so every candidate is asked, over HT
 the server without speculation has written (`reference.py`): from the prompts, first one alone and then all at once,
 beside continuations of the texts from cut points within them. Where a candidate differs, its token must be a tie by
 the reference's own scores, and it is asked again from behind that place, so that a first difference hides nothing.
-What it made of its own way after a tie the reference has not seen: those texts are kept in the record, and
-`score_texts` has the relaunched reference score them.
+What it made of its own way after a tie the reference has not seen: those texts are kept in the record, and the
+baseline, relaunched for the confirmation, scores them (`score_others`; `tuner.verdicts` says what follows).
 
 A candidate also fails when its text runs in circles and the reference's does not, and when its drafts are accepted
 far too rarely (`acceptance.py`).
@@ -32,7 +32,7 @@ from tuner.load.client import Client, Endpoint
 from tuner.load.workload import Prompt, Requests
 from tuner.ready import ServerDied, unless_dead
 from tuner.records import FailureKind, TrialSpec
-from tuner.reference import TOP, OwnText, Parity, Peer, Reference, ReferenceText, regret, unit_of
+from tuner.reference import TOP, OwnText, Parity, Peer, Reference, ReferenceText, ScoredText, regret, unit_of
 from tuner.supervise import Supervised
 
 TEXTS = 5
@@ -254,11 +254,12 @@ async def judge(
     garbage = circling if broken else await _not_its_own(server, reference, circling, bound)
     seen = _seen(pieces[0], texts)
     parity, kind = _verdict(pieces, garbage, collapse(config, seen, peer), reference, bound)
-    left = [piece for piece in texts if piece.compared.left is not None]
+    left = [piece for piece in (pieces[0], *texts) if piece.compared.left is not None]
+    own = (OwnText(text=p.text, tokens=p.said, judged=p.compared.positions) for p in left)
     more = {
         "accept_length": 1 + seen.every.rate if seen.every.count else None,
         "verify_count": seen.every.count,
-        "own": tuple(OwnText(text=p.text, tokens=p.said, judged=p.compared.positions) for p in left),
+        "own": tuple({(each.text, each.tokens): each for each in own}.values()),
     }
     return parity.model_copy(update=more), kind
 
@@ -315,7 +316,7 @@ async def _not_its_own(server: Server, reference: Reference, circling: Sequence[
         if not error.refused:
             raise
         return []
-    return [piece for piece, score in zip(circling, scored, strict=True) if score.regret > bound]
+    return [piece for piece, (cost, _) in zip(circling, scored, strict=True) if cost > bound]
 
 
 def _seen(alone: Piece, texts: Sequence[Piece]) -> Seen:
@@ -376,37 +377,53 @@ def _words(piece: Piece, reference: Reference, bound: float) -> str:
 # ------------------------------------------------------------------------------------------------- the confirmation
 
 
-@dataclass(frozen=True)
-class TextScore:
-    """A text by the scores of a server. `at`: the token with the worst regret; `looping`: it runs in circles and the
-    reference's does not."""
+async def score_others(server: Server, reference: Reference, texts: Sequence[OwnText]) -> list[ScoredText]:
+    """Have the baseline, relaunched, score the texts that other trials made of their own.
 
-    text: int
-    positions: int
-    regret: float
-    at: int
-    looping: bool
+    Raises:
+        Unanswered: it gives no usable answer; a text that it refuses has no regret.
+    """
+    found = []
+    for start in range(0, len(texts), BATCH):
+        found += await _score_some(server, reference, texts[start : start + BATCH])
+    return found
 
 
-async def score_texts(server: Server, reference: Reference, texts: Sequence[OwnText]) -> tuple[TextScore, ...]:
+async def _score_some(server: Server, reference: Reference, texts: Sequence[OwnText]) -> list[ScoredText]:
+    """Score texts all at once; where one is refused, each alone, so that it spoils none of the others."""
+    try:
+        scored = await score_texts(server, reference, texts)
+    except Unanswered as error:
+        if not error.refused:
+            raise
+        if len(texts) == 1:
+            return [ScoredText.model_validate(texts[0].model_dump())]
+        return [each for text in texts for each in await _score_some(server, reference, [text])]
+    found = []
+    for text, (cost, at) in zip(texts, scored, strict=True):
+        looping = loops(text.tokens) and not loops(reference.texts[text.text].tokens)
+        found.append(ScoredText(**text.model_dump(), regret=cost, at=at, looping=looping))
+    return found
+
+
+async def score_texts(server: Server, reference: Reference, texts: Sequence[OwnText]) -> list[tuple[float, int]]:
     """Have a server score the tokens that the reference has not seen: of every text those from `judged` on.
 
-    For the confirmation `server` is the baseline, relaunched, and a regret above `reference.bound` is lost parity.
+    Returns:
+        The worst regret of each text, in nats, and the token that has it.
 
     Raises:
         Unanswered: it cannot echo with log-probabilities.
     """
     answers = await server.ask(*(_echo(reference.texts[text.text].prompt, text.tokens) for text in texts))
-    return tuple(_score(reference, text, answer) for text, answer in zip(texts, answers, strict=True))
+    return [_worst(reference, text, answer) for text, answer in zip(texts, answers, strict=True)]
 
 
-def _score(reference: Reference, text: OwnText, answer: Answer) -> TextScore:
-    source = reference.texts[text.text]
-    scores = answer.prompt_scores[len(source.prompt) :]
+def _worst(reference: Reference, text: OwnText, answer: Answer) -> tuple[float, int]:
+    scores = answer.prompt_scores[len(reference.texts[text.text].prompt) :]
     costs = {i: _cost(score) for i, score in enumerate(scores) if i >= text.judged}
     at = max(costs, key=lambda i: costs[i], default=0)
-    looping = loops(text.tokens) and not loops(source.tokens)
-    return TextScore(text.text, len(costs), costs.get(at, 0.0), at, looping)
+    return costs.get(at, 0.0), at
 
 
 def _cost(score: Score | None) -> float:
@@ -480,7 +497,11 @@ async def _reference(
 async def _judged(spec: TrialSpec, server: Server, dtype: str) -> tuple[Parity, FailureKind | None]:
     if spec.reference is None:
         raise ValueError("a candidate is judged by a reference")
-    return await judge(server, spec.reference, spec.config, dtype, spec.peer)
+    parity, kind = await judge(server, spec.reference, spec.config, dtype, spec.peer)
+    if kind is None and spec.score:
+        scored = await score_others(server, spec.reference, spec.score)
+        parity = parity.model_copy(update={"scored": tuple(scored)})
+    return parity, kind
 
 
 def _broken(reason: str, kind: FailureKind | None, process: Supervised) -> tuple[Parity, Remains]:

@@ -80,7 +80,7 @@ def verdict_of(records: Sequence[TrialRecord]) -> Verdict | None:
     if launch.state != "measured":
         kind = launch.failure.kind if launch.failure is not None else launch.state
         return Verdict(launch.trial, False, f"its launch came to {kind}")
-    first = next((record.trial for record in records if record.role == "baseline" and not record.blameless), None)
+    first = next((record.trial for record in records if record.role == "baseline" and record.state == "measured"), None)
     plain = [r for r in records if first is not None and first in (r.trial, r.of) and r.state == "measured"]
     beside = [record for record in plain if record.role == "confirm"] or [r for r in plain if r.role != "calibration"]
     judged = never_slower(_by_level([launch]), _by_level(beside))

@@ -31,7 +31,7 @@ from engine.config import EngineConfig, Size, Strict, Word
 from tuner.durations import Duration
 from tuner.load.laws import Arrivals, Closed
 from tuner.load.sources import BundledPrompts, Prompts, RandomPrompts
-from tuner.reference import Parity, Peer, Record, Reference
+from tuner.reference import OwnText, Parity, Peer, Record, Reference
 
 if TYPE_CHECKING:
     from tuner.space.model import Objective
@@ -314,6 +314,7 @@ class TrialSpec(Strict):
     limits: Limits = Limits()
     lease: LeaseRequest = LeaseRequest()
     reference: Reference | None = Field(None, description="What the baseline's server wrote; it is judged by this.")
+    score: tuple[OwnText, ...] = Field((), description="Texts of other trials: it is the reference, relaunched.")
     peer: Peer | None = Field(None, description="The trial that its acceptance must not fall far below.")
     race: Race | None = Field(None, description="What it is measured against; null is measured in full.")
 
@@ -445,6 +446,7 @@ class Planned(Strict):
     config: EngineConfig
     of: NonNegativeInt | None = None
     gain: FiniteFloat | None = None
+    score: tuple[OwnText, ...] = ()  # texts of other trials that it is asked for
 
 
 EventKind = Literal["begin", "progress", "end", "record"]

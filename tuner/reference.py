@@ -69,6 +69,14 @@ class OwnText(Record):
     judged: NonNegativeInt = Field(description="How many of them, from the first, the reference has scored.")
 
 
+class ScoredText(OwnText):
+    """A text of another trial by the scores of the relaunched reference."""
+
+    regret: FiniteFloat | None = Field(None, description="The worst, in nats; null: the reference takes no such text.")
+    at: NonNegativeInt = Field(0, description="The token that has it.")
+    looping: bool = Field(False, description="It runs in circles, and the reference's text does not.")
+
+
 class Peer(Record):
     """Another trial of the study, with the same drafter and a smaller draft."""
 
@@ -92,6 +100,7 @@ class Parity(Record):
     accept_length: FiniteFloat | None = Field(None, description="Tokens a verify round gave, over the gate's texts.")
     verify_count: NonNegativeInt = Field(0, description="Verify rounds behind `accept_length`.")
     own: tuple[OwnText, ...] = Field((), description="Texts that left the reference at a tie, for the confirmation.")
+    scored: tuple[ScoredText, ...] = Field((), description="Such texts of other trials, by the relaunched baseline.")
 
 
 def regret(top: Top, token: int) -> float:

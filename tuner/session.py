@@ -29,6 +29,7 @@ from tuner.sampling.process import RemoteBrain
 from tuner.space import Infeasible, Space, load_space
 from tuner.store import StudyFolder, keep_aside, write_atomic
 from tuner.study import Observer, Outcome, Search, outcome_of, startup_of
+from tuner.verdicts import caveats
 
 
 @dataclass(frozen=True)
@@ -281,7 +282,7 @@ def _write_launch(folder: StudyFolder, outcome: Outcome, space: Space) -> None:
     folder.launch.unlink(missing_ok=True)  # an earlier one would no longer be true
     if outcome.recommendation is not None:
         file = launch_file(outcome.recommendation, outcome.points, space.file.study.name, space.digest)
-        write_launch(file, folder.launch)
+        write_launch(file, folder.launch, caveats(outcome.records, outcome.recommendation.point.trial))
 
 
 def front_json(front: tuple[Point, ...]) -> str:

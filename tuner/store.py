@@ -3,7 +3,7 @@
 space.yaml        what was asked, a copy
 provenance.json   on what machine, with which versions
 events.jsonl      what happened, for live views
-trials.jsonl      the truth: one record per launch or refused point
+trials.jsonl      the truth: one record per launch or refused point, the last of a number counts
 reference.json    the baseline's own texts, by which all others are judged
 batch.json        launches that were decided together, until all of them are recorded
 search.json       why the search ended, and what it saved on the way
@@ -135,8 +135,8 @@ class StudyFolder:
         return document
 
     def read_trials(self) -> list[TrialRecord]:
-        """Return every record, by number: trials that ran side by side end in any order. A last line that a death left
-        torn does not count.
+        """Return every record, by number: trials that ran side by side end in any order. Of two with one number the
+        later counts: its text was judged again. A last line that a death left torn does not count.
 
         Raises:
             StudyError: no such file, or a broken line that is not the last.
@@ -158,7 +158,8 @@ class StudyFolder:
                 message = f"{self.trials}:{number}: not a trial record: {where + ': ' if where else ''}{detail['msg']}"
                 remedy = "read it with the version that wrote it" if where == "schema" else "repair or remove that line"
                 raise StudyError(f"{message}; {remedy}") from error
-        return sorted(records, key=lambda record: record.trial)
+        latest = {record.trial: record for record in records}
+        return [latest[trial] for trial in sorted(latest)]
 
     def read_reference(self) -> Reference | None:
         """Return the texts by which candidates are judged, None when the baseline left none.

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from engine.config import EngineConfig, PolicyDraft
+from engine.config import Captured, Eager, EngineConfig, PolicyDraft
 from tuner.budget import Ledger, confirmations, launched, reserve, seconds_left, trial_seconds, why_stop
 from tuner.durations import format_duration
 from tuner.errors import NothingFeasible, StudyError
@@ -35,9 +35,13 @@ from tuner.space import Infeasible, Refusals, Space
 from tuner.stop_rule import PATIENCE, should_stop
 from tuner.store import Journal, StudyFolder, write_atomic
 from tuner.suggest import Suggestion
+from tuner.verdicts import caveats, taken_back, to_score, unseen
 
 HOPELESS: frozenset[FailureKind] = frozenset({"missing_file", "gated_model", "unsupported_model"})
 """Failures of the baseline that every other trial would share."""
+
+UNCAPTURED: frozenset[FailureKind] = frozenset({"graph_capture", "oom_capture"})
+"""Failures of the baseline that it has not without graphs."""
 
 FRUITLESS = 5  # failed launches in a row, with nothing measured, before the search gives up
 WANDERING = 20  # impossible suggestions in a row before points are drawn from the possible ones
@@ -151,21 +155,32 @@ class Search:
         self._run(journal, [planned for planned in self._folder.read_batch() if planned.trial not in recorded])
 
     def _baseline(self, journal: Journal) -> None:
-        while not any(record.role == "baseline" and not record.blameless for record in self._records):
-            found = self._space.baseline(self._refusals)
-            if isinstance(found, Infeasible):
-                raise NothingFeasible(f"the baseline cannot run here: {'; '.join(found.reasons)}")
-            self._run(journal, [self._planned("baseline", found[0])])
+        """Launch no speculation, which the others are judged by and compared with; say so where it does not serve."""
+        while (config := self._next_baseline()) is not None:
+            self._run(journal, [self._planned("baseline", config)])
             failure = self._records[-1].failure
             if failure is not None and failure.kind in HOPELESS:
                 raise NothingFeasible(f"the baseline fails, and every trial would: {describe(failure)}")
+        for line in caveats(self._records):
+            self._observer.note(line)
+
+    def _next_baseline(self) -> EngineConfig | None:
+        """Return the baseline to launch; where its graphs could not be captured, once more without. None: it ran."""
+        launches = [record for record in self._records if record.role == "baseline" and not record.blameless]
+        if not launches:
+            found = self._space.baseline(self._refusals)
+            if isinstance(found, Infeasible):
+                raise NothingFeasible(f"the baseline cannot run here: {'; '.join(found.reasons)}")
+            return found[0]
+        eager = without_graphs(launches[-1])
+        return None if eager is None or self._refusals(eager) else eager
 
     def _calibrate(self, journal: Journal) -> None:
         """Find out whether trials that measure side by side disturb each other: the baseline, twice at once."""
         if (made := self._exclusive()) is not None:
             self._launcher.exclusive = made
             return
-        baseline = next(r for r in self._records if r.role == "baseline" and not r.blameless)
+        baseline = next(r for r in self._records if r.role == "baseline" and r.state == "measured")
         config = recorded_config(baseline.trial, baseline.config)
         first = self._next_number()
         self._run(journal, [self._planned("calibration", config, baseline.trial, first + each) for each in (0, 1)])
@@ -198,12 +213,21 @@ class Search:
 
         What is recommended may change with every confirmation, so the next one is chosen only then.
         """
+        self._take_back(journal)
         while (planned := self._next_to_confirm()) is not None:
             stop = why_stop(self._budget, self._ledger(), self._gpus_of_next(), count=False)
             if stop is not None:
                 self._observer.note(f"Confirmation ends: {stop}.")
                 return
             self._run(journal, [planned])
+            self._take_back(journal)
+
+    def _take_back(self, journal: Journal) -> None:
+        """Record anew, as failed, what passed the gate with text that the relaunched baseline denies."""
+        for record in taken_back(self._records):
+            journal.record(record)
+            self._records = [record if each.trial == record.trial else each for each in self._records]
+            self._observer.trial_ends(record, self._progress(record.role, record.trial))
 
     def _next_to_confirm(self) -> Planned | None:
         outcome = outcome_of(self._records, self._space)
@@ -213,11 +237,17 @@ class Search:
         best = outcome.recommendation
         if best is not None and baseline_of(outcome) in again and (table := self._table(best.point)) is not None:
             return self._planned("policy", table)
+        front = list(dict.fromkeys(point.trial for point in outcome.front))
+        baseline = baseline_of(outcome)
         trial = next_confirmation(outcome, most)
+        if trial is None and any(unseen(self._records, member) for member in front):
+            trial = baseline  # whose launch shows it the text
         if trial is None:
             return None
         config = next(record.config for record in self._records if record.trial == trial)
-        return self._planned("confirm", recorded_config(trial, config), trial)
+        planned = self._planned("confirm", recorded_config(trial, config), trial)
+        texts = to_score(self._records, front) if trial == baseline else ()
+        return planned.model_copy(update={"score": texts})
 
     def _table(self, best: Point) -> EngineConfig | None:
         """Return the fitted table to launch; None when it was, or there is none, or the server cannot switch."""
@@ -413,6 +443,14 @@ class Search:
             failure = launches[-1].failure
             last = describe(failure) if failure is not None else ""
             raise NothingFeasible(f"{len(launches)} launches failed and none was measured; the last: {last}")
+
+
+def without_graphs(baseline: TrialRecord) -> EngineConfig | None:
+    """Return the configuration of a baseline whose graphs could not be captured, without any; None for all others."""
+    if baseline.failure is None or baseline.failure.kind not in UNCAPTURED:
+        return None
+    config = recorded_config(baseline.trial, baseline.config)
+    return config.model_copy(update={"graphs": Eager()}) if isinstance(config.graphs, Captured) else None
 
 
 def _speed(record: TrialRecord, load: int) -> float | None:

@@ -21,6 +21,7 @@ from tuner.records import TrialRecord
 from tuner.space import Objective, Space
 from tuner.store import StudyFolder
 from tuner.study import Outcome
+from tuner.verdicts import caveats
 
 EXTRA = ("ttft_ms_p90", "accept_length")
 WIDE = 110  # columns
@@ -138,7 +139,7 @@ def recommendation_lines(best: Recommendation, outcome: Outcome, space: Space) -
         lines.append(f"Not to be told apart from {_trials(best.tied_with)}: the intervals overlap.")
     if best.misses:
         lines.append(f"It does not meet the limits asked for, and nothing measured does: {'; '.join(best.misses)}.")
-    return lines
+    return [*lines, *caveats(outcome.records, point.trial)]
 
 
 def reason_lines(outcome: Outcome, space: Space) -> list[str]:
@@ -176,7 +177,7 @@ def ending(outcome: Outcome, space: Space, folder: StudyFolder) -> RenderableTyp
     if outcome.front:
         parts += [FrontTable(outcome, space), Text()]
     if outcome.recommendation is None:
-        parts.append(Text(f"Nothing to recommend: {outcome.why}."))
+        parts += [Text(line) for line in (f"Nothing to recommend: {outcome.why}.", *caveats(outcome.records))]
     else:
         parts += [Text(line) for line in recommendation_lines(outcome.recommendation, outcome, space)]
         parts += [Text(line) for line in reason_lines(outcome, space)]

@@ -14,9 +14,9 @@ from tests.tuner.speaker import Misspeak, Speaker, best
 from tuner import parity
 from tuner.load.client import Endpoint
 from tuner.load.workload import Prompt, Requests
-from tuner.parity import LENGTH, Server, Unanswered, judge, score_texts, take_reference
+from tuner.parity import LENGTH, Server, Unanswered, judge, score_others, take_reference
 from tuner.records import FailureKind, Workload
-from tuner.reference import OwnText, Parity, Reference
+from tuner.reference import OwnText, Parity, Reference, ScoredText
 
 PROMPTS = [tuple(range(3 + i, 23 + 3 * i)) for i in range(12)]
 CHAIN = EngineConfig.model_validate({"model": {"target": "bundled"}, "draft": {"kind": "dflash"}})
@@ -161,13 +161,14 @@ def test_own_texts_are_scored_by_the_relaunched_reference() -> None:
     found, _ = judged(Speaker(from_place(2)))
     spoilt = found.own[0].model_copy(update={"tokens": (*found.own[0].tokens[:50], 3, *found.own[0].tokens[51:])})
 
-    async def run() -> tuple[parity.TextScore, ...]:
+    async def run() -> list[ScoredText]:
         async with Speaker().served() as server:
-            return await score_texts(server, REFERENCE, [*found.own, spoilt])
+            return await score_others(server, REFERENCE, [*found.own, spoilt])
 
     *good, bad = asyncio.run(run())
-    assert all(score.regret == 0 and score.positions == LENGTH - 21 and not score.looping for score in good)
+    assert all(score.regret == 0 and score.judged == 21 and not score.looping for score in good)
     assert (bad.text, bad.at) == (spoilt.text, 50)
+    assert bad.regret is not None
     assert bad.regret > REFERENCE.bound("bfloat16")
 
 

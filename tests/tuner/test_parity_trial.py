@@ -22,7 +22,7 @@ from tuner import session
 from tuner.errors import StudyError
 from tuner.executors.local import LocalExecutor
 from tuner.records import Event, Role, TrialRecord, TrialSpec, Workload
-from tuner.reference import Peer, Reference, ReferenceText
+from tuner.reference import OwnText, Peer, Reference, ReferenceText
 from tuner.store import read_events
 from tuner.trial import run_trial
 
@@ -89,6 +89,20 @@ def test_a_healthy_candidate_is_measured(tmp_path: Path, reference: Reference) -
     assert record.parity.accept_length is not None
     assert record.parity.accept_length > 1
     assert all(own.judged <= len(own.tokens) for own in record.parity.own)
+
+
+def test_the_relaunched_baseline_scores_the_texts_of_others(tmp_path: Path, reference: Reference) -> None:
+    text = reference.texts[0]
+    same = OwnText(text=0, tokens=text.tokens, judged=1)
+    circles = OwnText(text=0, tokens=(*text.tokens[:4], *text.tokens[:1] * 50), judged=5)
+    record, _ = trial(tmp_path, {"kind": "none"}, reference, "confirm", score=(same, circles))
+    assert record.state == "measured", record.failure
+    assert record.parity is not None
+    good, bad = record.parity.scored
+    assert good.regret is not None
+    assert bad.regret is not None
+    assert good.regret <= reference.bound("float32") < bad.regret
+    assert (good.looping, bad.looping) == (False, True)
 
 
 @pytest.mark.parametrize("fault", ["commit_one_short", "bonus_from_last_row"])

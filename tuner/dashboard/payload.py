@@ -21,11 +21,13 @@ from tuner.explain import winner_lines
 from tuner.export.launch_file import serve_command
 from tuner.importance import shares
 from tuner.labels import flatten
+from tuner.pick import Recommendation
 from tuner.points import Point, objectives_of, violations
 from tuner.records import FAILURES, METRIC_NAMES, TrialRecord, metric_of
 from tuner.space import Space
 from tuner.study import Outcome, outcome_of
 from tuner.tables import policy_lines, recommendation_lines, summary
+from tuner.verdicts import caveats
 
 SCHEMA = 1
 MOST_TIES = 12
@@ -235,7 +237,7 @@ def derived_json(space: Space, outcome: Outcome, values: Mapping[int, dict[str, 
             "speedup": digits(best.speedup),
             "misses": list(best.misses),
             "tied_with": [trial for trial, _ in best.tied_with],
-            "lines": [short(line) for line in recommendation_lines(best, replace(outcome, records=()), space)[1:]],
+            "lines": [short(line) for line in _recommended(best, outcome, space)],
             "reasons": [short(line) for line in _reasons(outcome, space)],
         }
     return {
@@ -248,6 +250,12 @@ def derived_json(space: Space, outcome: Outcome, values: Mapping[int, dict[str, 
         "hypervolume": _hypervolume(space, outcome),
         "importance": _importance(space, outcome, values),
     }
+
+
+def _recommended(best: Recommendation, outcome: Outcome, space: Space) -> list[str]:
+    """Return what is said of the recommended point, but for its name, for which all records would be compared."""
+    lines = recommendation_lines(best, replace(outcome, records=()), space)[1:]
+    return [*lines, *caveats(outcome.records, best.point.trial)]
 
 
 def _reasons(outcome: Outcome, space: Space) -> list[str]:

@@ -55,7 +55,9 @@ def trial_json(
         "seconds": {stage: digits(seconds) for stage, seconds in record.seconds.items()},
         "headroom": short(record.headroom),
         "explained": trial_lines(record, plain),
-        "parity": None if record.parity is None else short(record.parity.model_dump(mode="json", exclude={"own"})),
+        "parity": None
+        if record.parity is None
+        else short(record.parity.model_dump(mode="json", exclude={"own", "scored"})),
         "raced": None if record.raced is None else record.raced.model_dump(mode="json"),
         "synthetic": record.synthetic,
         "gpus": record.gpus,

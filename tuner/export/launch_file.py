@@ -16,6 +16,7 @@ from engine import backends
 from engine.config import EngineConfig, LaunchEntry, LaunchFile, LaunchStudy, PolicyDraft, explain, load_launch
 from engine.errors import EngineError
 from tuner.errors import StudyError
+from tuner.labels import clean
 from tuner.pick import Recommendation
 from tuner.points import Point
 from tuner.store import write_atomic
@@ -66,8 +67,8 @@ def _rounded(point: Point) -> dict[str, tuple[float, float]]:
     return {name: (float(f"{low:.4g}"), float(f"{high:.4g}")) for name, (low, high) in point.intervals.items()}
 
 
-def render(launch: LaunchFile, path: Path) -> str:
-    """Return the YAML text, with the command on top."""
+def render(launch: LaunchFile, path: Path, remarks: Iterable[str] = ()) -> str:
+    """Return the YAML text, with the command on top and, as comments, what whoever serves it must know."""
     body = yaml.safe_dump(
         launch.model_dump(mode="json", by_alias=True, exclude_none=True),
         sort_keys=False,
@@ -75,16 +76,17 @@ def render(launch: LaunchFile, path: Path) -> str:
         width=110,
         allow_unicode=True,
     )
-    return f"# Serve it:  {serve_command(path, launch=launch)}\n{body}"
+    head = [f"Serve it:  {serve_command(path, launch=launch)}", *remarks]
+    return "".join(f"# {clean(line)}\n" for line in head) + body
 
 
-def write_launch(launch: LaunchFile, path: Path) -> None:
-    """Write launch.yaml.
+def write_launch(launch: LaunchFile, path: Path, remarks: Iterable[str] = ()) -> None:
+    """Write launch.yaml, with remarks as `render` takes them.
 
     Raises:
         OSError: it cannot be written.
     """
-    write_atomic(path, render(launch, path))
+    write_atomic(path, render(launch, path, remarks))
 
 
 def serve_command(path: Path, port: int = PORT, launch: LaunchFile | None = None) -> str:

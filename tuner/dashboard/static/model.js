@@ -27,7 +27,8 @@ export class Study {
     this.byKey = new Map(this.points.map((point) => [point.key, point]));
     this.front = this.derived.front.map(([trial, c]) => this.byKey.get(`${trial}/${c}`)).filter(Boolean);
     this.failed = this.trials.filter((trial) => trial.failure !== null && trial.state !== "infeasible");
-    this.baseline = this.trials.find((trial) => trial.role === "baseline") ?? null;
+    const plain = this.trials.filter((trial) => trial.role === "baseline"); // two where the first could not capture its graphs
+    this.baseline = plain.find((trial) => trial.points.length > 0) ?? plain[0] ?? null;
     this.levels = this.about.levels;
   }
 
