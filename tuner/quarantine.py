@@ -14,11 +14,12 @@ from pathlib import Path
 
 from tuner.errors import TunerError
 from tuner.executors.base import Gpu
-from tuner.machine import Gpus, look_at_gpus
+from tuner.machine import QUERY_SECONDS, Gpus, look_at_gpus
 from tuner.store import write_atomic
 
 SLACK_MIB = 256  # the driver's own share comes and goes by this much
 BACK_SECONDS = 30.0  # the driver takes a while to free what a dead process held
+PROOF_SECONDS = BACK_SECONDS + 2 * QUERY_SECONDS  # with a last look by a driver that hardly answers
 POLL_SECONDS = 0.5
 SUFFIX = ".quarantine"
 

@@ -37,6 +37,7 @@ TAIL_BYTES = 64 * 1024
 GRACE_SECONDS = 10.0
 START_SECONDS = 30.0
 PORT_SECONDS = 5.0
+STOP_SECONDS = watchdog.FLUSH_SECONDS + watchdog.GIVE_UP_SECONDS + 5.0  # beyond its grace, until a watchdog is given up
 
 
 class SuperviseError(TunerError):
@@ -167,8 +168,7 @@ class Supervised:
         with contextlib.suppress(BrokenPipeError):
             self._leash.write(f"stop {grace}\n".encode())
             self._leash.flush()
-        patience = grace + watchdog.FLUSH_SECONDS + watchdog.GIVE_UP_SECONDS + 5.0
-        self._read_until(lambda: self._gone is not None, patience)
+        self._read_until(lambda: self._gone is not None, grace + STOP_SECONDS)
         told = self._gone or {}
         if not told:  # the watchdog was killed, or hangs: its orphans fall to us
             self._dog.kill()

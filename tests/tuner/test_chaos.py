@@ -25,9 +25,12 @@ from tests.tuner.rounds import (
 )
 from tests.tuner.running import FAKE_WORKER, make_spec
 from tests.waiting import alive, wait_until
+from tuner import watchdog
 from tuner.executors.local import LocalExecutor
 from tuner.leases import held_locks
+from tuner.quarantine import BACK_SECONDS
 from tuner.records import Event, TrialRecord
+from tuner.supervise import PORT_SECONDS, SuperviseError
 
 LONG: dict[str, Any] = {"window": 600.0, "limits": {"stop_s": 2.0}}
 
@@ -138,6 +141,20 @@ def test_leaving_early_ends_the_trial(tmp_path: Path) -> None:
             assert len(pids) >= 4
         assert [pid for pid in pids if alive(pid)] == []
     assert held_locks() == ()
+
+
+def test_a_worker_has_the_time_to_prove_its_gpus_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[float] = []
+
+    def refuse(*_: object, grace: float, **__: object) -> None:
+        given.append(grace)
+        raise SuperviseError("planned")
+
+    monkeypatch.setattr("tuner.executors.local.supervise", refuse)
+    spec = make_spec(tmp_path, Plan())
+    with LocalExecutor(FAKE_WORKER) as executor, executor.run(spec) as events:
+        assert len(list(events)) == 1
+    assert given[0] >= spec.limits.stop_s + watchdog.GIVE_UP_SECONDS + PORT_SECONDS + BACK_SECONDS + 10
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,13 @@ from typing import Self
 from pydantic import ValidationError
 
 from tuner.failures import Remains, classify
-from tuner.records import Event, Stage, TrialRecord, TrialSpec, config_dict
-from tuner.supervise import Supervised, SuperviseError, supervise
+from tuner.quarantine import PROOF_SECONDS
+from tuner.records import Event, Limits, Stage, TrialRecord, TrialSpec, config_dict
+from tuner.supervise import PORT_SECONDS, STOP_SECONDS, Supervised, SuperviseError, supervise
 
 WORKER = (sys.executable, "-m", "tuner.worker")
 WORKER_LOG_CAP = 2**20  # it says next to nothing
-WORKER_GRACE = 20.0  # beyond its server's: to notice the signal, prove the server gone, and leave
+LEAVE_SECONDS = 10.0  # to notice a signal, and to leave
 
 
 class LocalExecutor:
@@ -82,7 +83,7 @@ class LocalExecutor:
                         log=logs / f"trial-{spec.trial:04d}.worker.log",
                         stdin=asked.fileno(),
                         stdout=write_end,
-                        grace=spec.limits.stop_s + WORKER_GRACE,
+                        grace=worker_grace(spec.limits),
                         log_cap=WORKER_LOG_CAP,
                     )
                 )
@@ -94,6 +95,11 @@ class LocalExecutor:
             self._running.append(process)
             stack.callback(self._running.remove, process)
             yield _events(read_end, process, spec)
+
+
+def worker_grace(limits: Limits) -> float:
+    """Return the seconds that a worker may need to end: to stop its server, and to prove port and GPUs free."""
+    return limits.stop_s + STOP_SECONDS + PORT_SECONDS + PROOF_SECONDS + LEAVE_SECONDS
 
 
 def _confined(spec: TrialSpec) -> dict[str, str]:
@@ -116,7 +122,7 @@ def _events(fd: int, process: Supervised, spec: TrialSpec) -> Iterator[Event]:
             yield event
             if event.kind == "record":
                 return
-    ended = process.stop()
+    ended = process.stop(worker_grace(spec.limits))
     reason = f"{problem} ({ended.exit or 'it was stopped'})"
     yield _lost(spec, Remains(stage, reason, "crashed", None, process.tail()))
 
