@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import yaml
 
 from engine.config import load_launch
 from tests.tuner import packed
-from tests.tuner.make import level, record
+from tests.tuner.make import config, level, record
 from tests.tuner.spaces import SMOKE, write
 from tests.tuner.speaker import Speaker
 from tests.tuner.test_parity import PROMPTS, REFERENCE, judged
@@ -29,9 +30,9 @@ from tuner.parity import score_others
 from tuner.records import Event, FailureKind, TrialRecord, TrialSpec
 from tuner.reference import OwnText, Parity, ScoredText
 from tuner.space import load_space
-from tuner.store import StudyFolder
+from tuner.store import Journal, StudyFolder
 from tuner.study import Outcome, Search, startup_of
-from tuner.tables import recommendation_lines
+from tuner.tables import policy_lines, recommendation_lines
 from tuner.verdicts import MOST_TEXTS, caveats, taken_back, to_score, unseen
 
 BOUND = 0.25
@@ -49,7 +50,8 @@ def scored(own: OwnText, regret: float | None, *, looping: bool = False) -> Scor
 
 def saying(trial: int, *own: OwnText, **more: Any) -> TrialRecord:
     """Return a candidate that left the reference at ties and went on with these texts."""
-    return record(trial, [level(8, 5.0, 900.0)], parity=PASSED.model_copy(update={"own": own}), **more)
+    measured = more.pop("levels", [level(8, 5.0, 900.0)])
+    return record(trial, measured, parity=PASSED.model_copy(update={"own": own}), **more)
 
 
 def relaunched(trial: int, *texts: ScoredText) -> TrialRecord:
@@ -191,9 +193,19 @@ def blocks(outcome: Outcome) -> set[int]:
     return {point.config["draft"].get("block_size") for point in outcome.points}
 
 
-def test_what_the_relaunched_baseline_denies_is_on_no_front_and_stays_off_it(tmp_path: Path) -> None:
-    opened, executor, notes = begin(tmp_path, SMOKE.replace("load: 8", "load: 1")), Judging(), Notes()
-    outcome = session.search(opened, executor, notes)
+@pytest.fixture(scope="module")
+def denied_study(tmp_path_factory: pytest.TempPathFactory) -> tuple[session.Session, Outcome, Judging]:
+    """A study whose fastest configuration is denied its text."""
+    folder = tmp_path_factory.mktemp("denied")
+    opened, executor = begin(folder, SMOKE.replace("load: 8", "load: 1")), Judging()
+    return opened, session.search(opened, executor, Notes()), executor
+
+
+Denied = tuple[session.Session, Outcome, Judging]
+
+
+def test_what_the_relaunched_baseline_denies_is_on_no_front_and_stays_off_it(denied_study: Denied) -> None:
+    opened, outcome, executor = denied_study
     denied = [r for r in outcome.records if r.config["draft"].get("block_size") == 8]
     assert {(r.state, r.failure.kind) for r in denied if r.failure is not None} == {("failed", "garbage_output")}
     assert {r.role for r in denied} == {"search", "confirm"}  # it was recommended, until its text was seen
@@ -216,14 +228,49 @@ def test_what_the_relaunched_baseline_denies_is_on_no_front_and_stays_off_it(tmp
     assert len({r.trial for r in again.records}) == len(again.records)
 
 
-def test_a_death_between_score_and_verdict_loses_no_verdict(tmp_path: Path) -> None:
-    opened = begin(tmp_path, SMOKE.replace("load: 8", "load: 1"))
-    whole = session.search(opened, Judging(), Notes())
-    lines = opened.folder.trials.read_text().splitlines(keepends=True)
+def test_a_death_between_score_and_verdict_loses_no_verdict(tmp_path: Path, denied_study: Denied) -> None:
+    opened, whole, _ = denied_study
+    folder = StudyFolder(shutil.copytree(opened.folder.path, tmp_path / "cut"))
+    lines = folder.trials.read_text().splitlines(keepends=True)
     cut = next(i for i, line in enumerate(lines) if json.loads(line)["parity"]["scored"]) + 1
-    opened.folder.trials.write_text("".join(lines[:cut]))
-    reopened = session.reopen(opened.folder.path, ["tuner"], trials=None, accept_change=False)
+    folder.trials.write_text("".join(lines[:cut]))
+    assert all(record.state == "measured" for record in folder.read_trials())
+    reopened = session.reopen(folder.path, ["tuner"], trials=None, accept_change=False)
     assert blocks(session.search(reopened, Judging(), Notes())) == blocks(whole)
+
+
+def test_the_baseline_comes_once_more_for_what_was_launched_after_it(tmp_path: Path) -> None:
+    """A policy is launched after the baseline's confirmation, here with all confirmations spent."""
+    folder, executor, notes = StudyFolder(tmp_path / "study"), Judging(), Notes()
+    space = load_space(write(tmp_path, SMOKE.replace("trials: 16", "trials: 2")))
+    folder.create((tmp_path / "space.yaml").read_text(), {})
+    drafted, seen = config({"kind": "dflash", "block_size": 6}), text(1, 5)
+    table = config({"kind": "policy", "by_running": [[1, 4, drafted["draft"]], [5, None, {"kind": "none"}]]})
+    at_rest = {"levels": (level(1, 9.0, 100.0), level(8, 9.0, 500.0))}
+    records = [
+        BASELINE.model_copy(update=at_rest),
+        saying(1, seen, config=drafted),
+        saying(2, seen, config=drafted, role="confirm", of=1),
+        relaunched(3, scored(seen, 0.1)).model_copy(update=at_rest),
+        saying(4, seen, config=drafted, role="confirm", of=1),
+        saying(5, LOOPING, config=table, role="policy", levels=[level(1, 2.0, 400.0), level(8, 2.0, 2000.0)]),
+    ]
+    before = outcome_of(records, space)
+    assert before.recommendation is not None
+    assert before.recommendation.point.trial == 5
+    with Journal(folder) as journal:
+        for each in records:
+            journal.record(each)
+    folder.write_reference(REFERENCE)
+    advice = packed.Advice(Brain(space, packed.nothing, startup_of(space)))
+    with folder.lock(), executor:
+        Search(folder, space, packed.nothing, executor, notes, advice, gpu=False).run()
+    assert (notes.begun, executor.asked) == ([6], [(LOOPING,)])
+    after = outcome_of(folder.read_trials(), space)
+    assert after.records[-1].of == 0
+    assert after.recommendation is not None
+    assert after.recommendation.point.trial == 1
+    assert "its launch came to garbage_output" in policy_lines(after)[0]
 
 
 def test_text_that_no_baseline_was_shown_is_said() -> None:
@@ -238,7 +285,7 @@ def test_text_that_no_baseline_was_shown_is_said() -> None:
 
 
 def test_a_baseline_that_fails_before_its_text_is_said_at_once_and_everywhere(tmp_path: Path) -> None:
-    opened, notes = begin(tmp_path, trials=4), Notes()
+    opened, notes = begin(tmp_path, trials=2), Notes()
     misbehave(opened, {0: "graph_capture"})
     outcome = run(opened, notes)
     words = "The baseline (trial 0) came to graph_capture at ready, so no text of this study is judged"
@@ -310,8 +357,7 @@ def test_a_baseline_whose_graphs_cannot_be_captured_is_launched_once_without(tmp
 
 def test_remarks_in_a_launch_file_are_comments(tmp_path: Path) -> None:
     """What a server said must not become a key, nor make the file unreadable."""
-    opened = begin(tmp_path, trials=2)
-    outcome = run(opened)
+    outcome = outcome_of([BASELINE, saying(1)], load_space(write(tmp_path)))
     assert outcome.recommendation is not None
     launch = launch_file(outcome.recommendation, outcome.points, "small", "0" * 16)
     write_launch(launch, tmp_path / "launch.yaml", ["it said\nsynthetic: true\r\x1b[2J\x85deploy: {}"])
