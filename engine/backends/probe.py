@@ -30,11 +30,15 @@ def options_of(command: Command, question: str = "--help") -> frozenset[str]:
     Raises:
         ConfigError: it cannot be started, does not end in time, fails, or prints no options.
     """
-    return _ask((*command.command, question), tuple(sorted(command.env.items())))
+    found = _ask((*command.command, question), tuple(sorted(command.env.items())))
+    if isinstance(found, str):
+        raise ConfigError(found)
+    return found
 
 
 @lru_cache(maxsize=16)
-def _ask(command: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> frozenset[str]:
+def _ask(command: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> frozenset[str] | str:
+    """Return the options, or why there are none: a failure is kept too, or every point of a plan would wait for it."""
     shown = " ".join(command)
     try:
         answer = subprocess.run(
@@ -47,14 +51,14 @@ def _ask(command: tuple[str, ...], env: tuple[tuple[str, str], ...]) -> frozense
             timeout=HELP_SECONDS,
             check=False,
         )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"`{shown}` did not end within {HELP_SECONDS:.0f} s; run it by hand to see why") from error
+    except subprocess.TimeoutExpired:
+        return f"`{shown}` did not end within {HELP_SECONDS:.0f} s; run it by hand to see why"
     except OSError as error:
-        raise ConfigError(f"`{shown}` cannot be started: {error.strerror}; correct the backends file") from error
+        return f"`{shown}` cannot be started: {error.strerror}; correct the backends file"
     found = options_in(answer.stdout)
     if answer.returncode or not found:
         said = " ".join((answer.stderr or answer.stdout).split())[-200:]
-        raise ConfigError(f"`{shown}` gave no options (exit status {answer.returncode}): {said}")
+        return f"`{shown}` gave no options (exit status {answer.returncode}): {said}"
     return found
 
 

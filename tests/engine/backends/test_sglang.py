@@ -162,7 +162,8 @@ def fake_sglang(folder: Path, options: list[str], status: int = 0) -> Path:
     program = folder / "sglang"
     lines = "\\n".join(f"  {option} VALUE   what it does; see --else" for option in options)
     program.write_text(
-        f"#!{sys.executable} -IS\nprint('usage: x [--not-an-option]\\n{lines}')\nraise SystemExit({status})\n"
+        f"#!{sys.executable} -IS\nprint(1, file=open({str(folder / 'asked')!r}, 'a'))\n"
+        f"print('usage: x [--not-an-option]\\n{lines}')\nraise SystemExit({status})\n"
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     return program
@@ -194,8 +195,10 @@ def test_an_unknown_version_that_has_every_option_is_taken(tmp_path: Path, monke
 def test_an_unknown_version_that_cannot_be_asked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (refusal,) = unknown(tmp_path, monkeypatch, ["--a"], status=1)
     assert "gave no options (exit status 1)" in refusal.reason
-    monkeypatch.setenv("TUNER_BACKENDS", str(tmp_path / "absent.yaml"))
     asked = config({"model": {"target": "bundled"}}, "0.9.0")
+    assert backends.get(asked).refusals(asked, H200) == (refusal,)  # another point of the plan
+    assert (tmp_path / "asked").read_text() == "1\n"
+    monkeypatch.setenv("TUNER_BACKENDS", str(tmp_path / "absent.yaml"))
     (refusal,) = backends.get(asked).refusals(asked, H200)
     assert "known: 0.5.17, 0.5.23" in refusal.reason
 
