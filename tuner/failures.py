@@ -2,6 +2,7 @@
 
 The order of trust: what the tuner saw itself (a wrong model, a stolen port), then the server's structured word (its
 exit code and the JSON line that goes with it), then the messages of `symptoms.py`, then `crashed` with the evidence.
+That a server stalls says least: a cause that its log names goes before.
 A number in a message goes into the advice.
 """
 
@@ -130,6 +131,8 @@ def engine_word(tail: str) -> Word | None:
 
 def _cause(remains: Remains, word: Word | None) -> tuple[FailureKind, str, str]:
     """Return (kind, advice or "", the line that says so or "")."""
+    if remains.seen == "no_progress" and (symptom := _behind_stall(remains)) is not None:
+        return _by_stage(symptom.kind, remains.stage), symptom.advice, symptom.line
     if remains.seen is not None:
         return remains.seen, remains.advice, ""
     if word is not None and word.kind != "crashed":
@@ -154,6 +157,16 @@ def _cause(remains: Remains, word: Word | None) -> tuple[FailureKind, str, str]:
     return "crashed", "", ""
 
 
+def _behind_stall(remains: Remains) -> symptoms.Symptom | None:
+    """Return why a server stalls, where its log names a cause: parts of it may have died, and the rest waits for them.
+
+    A server that has served has survived what its log said before, so later only memory that ran out counts.
+    """
+    cause = symptoms.find_cause(symptoms.Facts(remains.config, remains.tail))
+    survived = _serving(remains.stage) and cause is not None and cause.kind not in ("oom_start", "oom_load")
+    return None if survived else cause
+
+
 def _symptom(remains: Remains) -> symptoms.Symptom | None:
     """Read the log; where it is silent, what the server answered (`reason`)."""
     if (found := symptoms.find(symptoms.Facts(remains.config, remains.tail))) is not None:
@@ -163,7 +176,7 @@ def _symptom(remains: Remains) -> symptoms.Symptom | None:
 
 def _by_stage(kind: FailureKind, stage: Stage, line: str = "") -> FailureKind:
     """The same message means another thing before the first answer than under load."""
-    serving = stage in ("parity", "load")
+    serving = _serving(stage)
     if kind == "oom_start" and serving:
         return "oom_load"
     if kind == "distributed_init" and serving:
@@ -171,6 +184,10 @@ def _by_stage(kind: FailureKind, stage: Stage, line: str = "") -> FailureKind:
     if kind == "no_progress" and not serving and "collective" in line.lower():
         return "distributed_init"
     return kind
+
+
+def _serving(stage: Stage) -> bool:
+    return stage in ("parity", "load")
 
 
 def _is_engine(tail: str) -> bool:

@@ -400,10 +400,19 @@ def broken_capture(lines: Sequence[str], facts: Facts) -> Symptom | None:
 
 def find(facts: Facts) -> Symptom | None:
     """Return what the log's end tells of: the last cause, else a broken capture, else a consequence, else a hint."""
-    lines = [COLOUR.sub("", line[:LINE_WIDTH]) for line in facts.tail.splitlines()]
-    if (cause := _last(lines, CAUSES, facts)) is not None:
+    if (cause := find_cause(facts)) is not None:
         return cause
+    lines = _lines(facts)
     return broken_capture(lines, facts) or _last(lines, CONSEQUENCES, facts) or _last(lines, HINTS, facts)
+
+
+def find_cause(facts: Facts) -> Symptom | None:
+    """Return the last cause that the log's end names."""
+    return _last(_lines(facts), CAUSES, facts)
+
+
+def _lines(facts: Facts) -> list[str]:
+    return [COLOUR.sub("", line[:LINE_WIDTH]) for line in facts.tail.splitlines()]
 
 
 def _last(lines: Sequence[str], patterns: Sequence[Pattern], facts: Facts) -> Symptom | None:

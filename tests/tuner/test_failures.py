@@ -64,6 +64,33 @@ def test_what_the_tuner_saw_goes_before_the_log() -> None:
     assert failure.evidence[0] == "it serves gpt2"
 
 
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB."
+STALL = "not ready after 900 s: it does not listen yet"
+
+
+@pytest.mark.parametrize(("stage", "kind"), [("launch", "oom_start"), ("ready", "oom_start"), ("load", "oom_load")])
+def test_a_stall_has_the_cause_that_the_log_names(stage: Stage, kind: FailureKind) -> None:
+    failure = classify(Remains(stage, STALL, "no_progress", None, f"{OOM}\nwaiting for the other ranks"))
+    assert failure.kind == kind
+    assert "short by 2.3 GiB" in failure.advice
+    assert (failure.evidence[0], failure.evidence[-1]) == (STALL, OOM)
+
+
+@pytest.mark.parametrize(
+    ("stage", "line"),
+    [
+        ("launch", f"WARNING 01-01 00:00:00 retrying with a smaller batch: {OOM}"),
+        ("launch", "Scheduler watchdog timeout (watchdog_timeout=300.0)"),
+        ("launch", "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:3356"),
+        ("load", "RuntimeError: Failed to find C compiler. Please specify via CC environment variable."),
+    ],
+    ids=["handled", "a stall", "a consequence", "survived"],
+)
+def test_what_does_not_explain_a_stall_leaves_it_one(stage: Stage, line: str) -> None:
+    failure = classify(Remains(stage, STALL, "no_progress", None, line))
+    assert (failure.kind, failure.advice) == ("no_progress", ADVICE["no_progress"])
+
+
 LOGS: list[tuple[str, str]] = [
     ("oom_start", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB. GPU 0 has 79 GiB"),
     ("oom_start", "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."),
