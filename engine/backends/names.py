@@ -85,6 +85,12 @@ def precision(config: EngineConfig, server: str) -> Iterator[Refusal]:
         yield Refusal("model.kv_dtype", f"{server} has no KV cache in {model.kv_dtype}; use {one_of(KV_DTYPES)}")
 
 
+def unknown_word(path: str, word: str, unset: str, known: tuple[str, ...], server: str) -> Iterator[Refusal]:
+    """Yield that a server's option does not take a word; `unset` leaves the choice to the server."""
+    if word not in (unset, *known):
+        yield Refusal(path, f"{server} has no {word!r}; use {unset} or one of {', '.join(known)}")
+
+
 def one_of(values: tuple[object, ...]) -> str:
     """Return values as words: `16, 32 or 64`."""
     *first, last = map(str, values)

@@ -32,6 +32,7 @@ from engine.backends.names import (
     precision,
     target_path,
     too_many_gpus,
+    unknown_word,
 )
 from engine.backends.probe import unmapped
 from engine.backends.sglang_tokens import answer_generate, ask_generate
@@ -228,15 +229,9 @@ class SGLang:
         """Yield values of words that this version's options do not take, and page sizes it would replace."""
         table = self.table or NEWEST
         attention, page = config.attention.backend, config.memory.page_size
-        if attention not in ("auto", *table.attention):
-            known = ", ".join(table.attention)
-            yield Refusal("attention.backend", f"SGLang {table.name} has no {attention!r}; use auto or one of {known}")
-        quantization = config.model.quantization
-        if quantization is not None and quantization not in table.quantization:
-            known = ", ".join(table.quantization)
-            yield Refusal(
-                "model.quantization", f"SGLang {table.name} has no {quantization!r}; use null or one of {known}"
-            )
+        server, quantization = f"SGLang {table.name}", config.model.quantization or "null"
+        yield from unknown_word("attention.backend", attention, "auto", table.attention, server)
+        yield from unknown_word("model.quantization", quantization, "null", table.quantization, server)
         pages = table.pages.get(attention, ())
         if page is not None and pages and page not in pages:
             yield Refusal(

@@ -31,6 +31,7 @@ from engine.backends.names import (
     precision,
     target_path,
     too_many_gpus,
+    unknown_word,
 )
 from engine.backends.probe import unmapped
 from engine.backends.shallow import shallow_name
@@ -53,6 +54,20 @@ DRAFTS, ACCEPTED = "vllm:spec_decode_num_drafts_total", "vllm:spec_decode_num_ac
 # /server_info exists only in vLLM's developer mode, which lets every local user call into the workers: not switched
 # on here. Without it the config that runs is unknown, and said to be.
 PROBES = Probes(health="/health", ready="/health", server_info="/server_info?config_format=json", always_informs=False)
+# The words of 0.33's options, without those for other devices than CUDA, and without those that need another option.
+ATTENTION = (
+    "flash_attn flash_attn_diffkv triton_attn triton_attn_diffkv triton_flash_attn flashinfer triton_flashinfer "
+    "flex_attention hpc_attn turboquant ultraquant b12x flash_attn_mla flash_attn_mla_sparse flash_attn_mla_sparse_fa4 "
+    "flashinfer_mla flashinfer_mla_sparse flashinfer_mla_sparse_sm90 flashinfer_mla_sparse_sm120 "
+    "flashinfer_mla_sparse_dsv4 flashinfer_mla_sparse_dsv41 flashmla flashmla_sparse flashmla_sparse_dsv4 "
+    "flashmla_sparse_dsv41 flashmla_mega_attn_dsv41 triton_mla cutlass_mla tokenspeed_mla minimax_m3_sparse "
+    "cutlass_msa triton_msa step5_dsa"
+)
+QUANTIZATION = (
+    "awq auto_awq awq_marlin gptq auto_gptq gptq_marlin fp8 fp8_per_tensor fp8_per_block fp8_per_channel "
+    "deepseek_v4_fp8 mxfp8 mxfp4 gpt_oss_mxfp4 nvfp4_per_token int8_per_channel_weight_only experts_int8 moe_wna16 "
+    "modelopt modelopt_fp4 modelopt_mxfp8 modelopt_mixed compressed-tensors quark torchao inc humming"
+)
 LEAST_STEP = 2048  # rows of one step that every device has by default
 
 
@@ -175,6 +190,8 @@ class VLLM:
             *hub_drafts(config, "vLLM"),
             *too_many_gpus(config, machine),
         ]
+        if self.version in VERSIONS:
+            found += _refused_words(config, f"vLLM {self.version}")
         if machine.kind == "cpu":
             found.append(Refusal("backend.kind", "vLLM is mapped for CUDA GPUs and none is visible; use native"))
         if not found and self.version not in VERSIONS:
@@ -295,6 +312,13 @@ def _refused_values(config: EngineConfig) -> Iterator[Refusal]:
         yield Refusal(
             "memory.prefill_chunk", f"vLLM drops captured steps of more rows than this, and {most} are asked; raise it"
         )
+
+
+def _refused_words(config: EngineConfig, server: str) -> Iterator[Refusal]:
+    """Yield values of words that 0.33's options do not take; it takes attention kernels in any case of letters."""
+    attention, quantization = config.attention.backend.lower(), config.model.quantization or "null"
+    yield from unknown_word("attention.backend", attention, "auto", tuple(ATTENTION.split()), server)
+    yield from unknown_word("model.quantization", quantization, "null", tuple(QUANTIZATION.split()), server)
 
 
 # ------------------------------------------------------------------------------------------------- /server_info

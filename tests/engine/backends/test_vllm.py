@@ -126,6 +126,27 @@ def test_what_it_cannot_do(sections: dict[str, Any], path: str, words: str) -> N
     assert words in found[0].reason
 
 
+def spoken(section: str, word: str) -> EngineConfig:
+    model, field = {"target": "bundled"}, "backend" if section == "attention" else "quantization"
+    return config({"model": model, section: (model if section == "model" else {}) | {field: word}})
+
+
+@pytest.mark.parametrize("word", ["triton_attn", "TRITON_ATTN", "flashinfer"])
+def test_attention_kernels_are_named_as_in_vllm(word: str) -> None:
+    assert backends.get(spoken("attention", word)).refusals(spoken("attention", word), H200) == ()
+
+
+@pytest.mark.parametrize(
+    ("section", "word", "meant"),
+    [("attention", word, "triton_attn") for word in ("triton", "fa3", "nonsense")] + [("model", "fp9", "fp8")],
+)
+def test_words_that_its_options_do_not_take(section: str, word: str, meant: str) -> None:
+    (refusal,) = backends.get(spoken(section, word)).refusals(spoken(section, word), H200)
+    assert refusal.path in ("attention.backend", "model.quantization")
+    assert f"vLLM 0.33.0 has no {word!r}; use" in refusal.reason
+    assert f" {meant}," in refusal.reason
+
+
 def test_it_is_mapped_for_gpus_only() -> None:
     asked = config({"model": {"target": "bundled"}})
     assert [refusal.path for refusal in backends.get(asked).refusals(asked, cpu_machine())] == ["backend.kind"]
