@@ -226,18 +226,16 @@ class SGLang:
         yield from hub_drafts(config, "SGLang")
 
     def _refused_values(self, config: EngineConfig) -> Iterator[Refusal]:
-        """Yield values of words that this version's options do not take, and page sizes it would replace."""
-        table = self.table or NEWEST
-        attention, page = config.attention.backend, config.memory.page_size
-        server, quantization = f"SGLang {table.name}", config.model.quantization or "null"
-        yield from unknown_word("attention.backend", attention, "auto", table.attention, server)
-        yield from unknown_word("model.quantization", quantization, "null", table.quantization, server)
-        pages = table.pages.get(attention, ())
-        if page is not None and pages and page not in pages:
-            yield Refusal(
-                "memory.page_size", f"SGLang would replace {page} for attention {attention}; use {one_of(pages)}"
-            )
-        chunk = config.memory.prefill_chunk
+        """Yield words that the options of a version with a table do not take, and page sizes that would not hold."""
+        attention, page, chunk = config.attention.backend, config.memory.page_size, config.memory.prefill_chunk
+        if (table := self.table) is not None:
+            server, quantization = f"SGLang {table.name}", config.model.quantization or "null"
+            yield from unknown_word("attention.backend", attention, "auto", table.attention, server)
+            yield from unknown_word("model.quantization", quantization, "null", table.quantization, server)
+            pages = table.pages.get(attention, ())
+            if page is not None and pages and page not in pages:
+                reason = f"SGLang would replace {page} for attention {attention}; use {one_of(pages)}"
+                yield Refusal("memory.page_size", reason)
         if page is not None and chunk is not None and chunk % page:
             yield Refusal("memory.prefill_chunk", f"SGLang needs a multiple of page_size {page}, not {chunk}")
 

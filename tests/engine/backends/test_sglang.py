@@ -169,12 +169,14 @@ def fake_sglang(folder: Path, options: list[str], status: int = 0) -> Path:
     return program
 
 
-def unknown(folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int = 0) -> tuple[Any, ...]:
+def unknown(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], status: int = 0, **sections: Any
+) -> tuple[Any, ...]:
     path = folder / "backends.yaml"
     command = [str(fake_sglang(folder, options, status)), f"--instance={folder.name}"]
     path.write_text(json.dumps({"sglang": {"0.9.0": {"command": command}}}))
     monkeypatch.setenv("TUNER_BACKENDS", str(path))
-    asked = config({"model": {"target": "bundled"}, "draft": {"kind": "dflash"}}, "0.9.0")
+    asked = config({"model": {"target": "bundled"}, "draft": {"kind": "dflash"}, **sections}, "0.9.0")
     return backends.get(asked).refusals(asked, H200)
 
 
@@ -190,6 +192,13 @@ def test_an_unknown_version_is_asked_and_refused_by_what_it_lacks(
 
 def test_an_unknown_version_that_has_every_option_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert unknown(tmp_path, monkeypatch, sorted(known_options("sglang-0.5.23"))) == ()
+
+
+def test_an_unknown_version_is_not_judged_by_another_versions_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = {"attention": {"backend": "newkernel"}, "model": {"target": "bundled", "quantization": "fp2"}}
+    assert unknown(tmp_path, monkeypatch, sorted(known_options("sglang-0.5.23")), **words) == ()
 
 
 def test_an_unknown_version_that_cannot_be_asked_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
