@@ -151,8 +151,9 @@ class Watchdog:
             signal.signal(number, self._on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         subreaper = _prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._output, output = os.pipe()
-        os.set_blocking(self._output, False)
+        read_end, output = os.pipe()
+        os.set_blocking(read_end, False)
+        self._output: int | None = read_end  # None: nobody below can write to it any more
         self._child = self._spawn(argv, stdin, stdout, output)
         for fd in {output, stdin, stdout} - {-1}:
             os.close(fd)
@@ -202,7 +203,8 @@ class Watchdog:
             timeout = PARENT_POLL_SECONDS if deadline is None else min(0.1, deadline - time.monotonic())
             if timeout <= 0:
                 return None
-            ready, _, _ = select.select([0, self._output, self._wake], [], [], timeout)
+            readers = [fd for fd in (0, self._output, self._wake) if fd is not None]
+            ready, _, _ = select.select(readers, [], [], timeout)
             if self._wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake, 4096)
@@ -281,12 +283,15 @@ class Watchdog:
     def _drain(self) -> None:
         """Copy what is in the pipe now, at most a few megabytes so that a flood cannot hold us."""
         for _ in range(64):
+            if self._output is None:
+                return
             try:
                 data = os.read(self._output, 65536)
             except BlockingIOError:
                 return
-            if not data:
-                return
+            if not data:  # at its end a pipe stays readable for ever
+                os.close(self._output)
+                self._output = None
             self._log.write(data)
 
     def _report(self, line: str) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import signal
@@ -27,6 +28,14 @@ def python(code: str) -> list[str]:
 def pids(path: Path, count: int) -> list[int]:
     wait_until(lambda: path.exists() and len(path.read_text().split()) == count, f"{count} processes started")
     return [int(word) for word in path.read_text().split()]
+
+
+def open_files(pid: int) -> list[str]:
+    found = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.append(os.readlink(fd))
+    return found
 
 
 def ended(process: Supervised) -> Exit:
@@ -195,6 +204,18 @@ def test_a_flood_of_output_neither_blocks_nor_fills_the_disk(tmp_path: Path) -> 
         assert ended(process) == Exit(0, None)
         assert process.log_size() == 3_000_007
         assert process.tail(100).endswith("xTHE END")
+
+
+def test_a_server_that_closes_its_output_is_not_listened_to_any_more(tmp_path: Path) -> None:
+    code = "import os, sys, time; print(os.readlink('/proc/self/fd/1'), file=open(sys.argv[1], 'w'), flush=True); "
+    code += "[os.close(fd) for fd in (1, 2)]; time.sleep(600)"
+    with supervise([*python(code), str(tmp_path / "pipe")], env=ENV, log=tmp_path / "log") as process:
+        wait_until(lambda: (tmp_path / "pipe").exists() and (tmp_path / "pipe").read_text() != "", "the pipe's name")
+        pipe = (tmp_path / "pipe").read_text().strip()
+        assert pipe.startswith("pipe:")
+        wait_until(lambda: pipe not in open_files(process._dog.pid), "the watchdog has left the pipe")
+        stopped = process.stop(5)
+    assert (stopped.gone, stopped.forced) == (True, False)
 
 
 def test_a_log_keeps_its_head_and_its_end(tmp_path: Path) -> None:
