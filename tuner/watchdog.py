@@ -33,6 +33,8 @@ TAIL_BYTES = 256 * 1024
 FLUSH_SECONDS = 1.0  # what is left of a server that ended by itself may write its last words for this long
 GIVE_UP_SECONDS = 30.0  # a process that SIGKILL does not end in this time hangs in the kernel: it is reported
 PARENT_POLL_SECONDS = 0.5
+# A process may end while we look, and one that we may not look at (/proc mounted with hidepid) is not ours.
+ABSENT = (FileNotFoundError, ProcessLookupError, PermissionError)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
@@ -53,15 +55,14 @@ class Entry:
 
 
 def processes() -> dict[int, Entry]:
-    """Return every process of this machine by pid; empty where there is no /proc."""
+    """Return every process of this machine that we may see, by pid; empty where there is no /proc."""
     found: dict[int, Entry] = {}
     try:
         names = os.listdir("/proc")
     except FileNotFoundError:
         return found
     for name in filter(str.isdigit, names):
-        # A process may end while we look.
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError), open(f"/proc/{name}/stat", "rb") as file:
+        with contextlib.suppress(*ABSENT), open(f"/proc/{name}/stat", "rb") as file:
             found[int(name)] = Entry(file.read())
     return found
 
@@ -87,9 +88,9 @@ def group_members(group: int) -> list[int]:
 
 
 def send(pids: Sequence[int], number: int) -> None:
-    """Send a signal to each process that still exists."""
+    """Send a signal to each process that still exists and is ours."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(*ABSENT):
             os.kill(pid, number)
 
 

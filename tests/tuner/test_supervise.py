@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from tests.waiting import alive, wait_until
+from tuner import watchdog
 from tuner.executors.local import WORKER_LOG_CAP
 from tuner.supervise import LOG_CAP, Exit, Supervised, listens, supervise
 from tuner.watchdog import TAIL_BYTES, Log
@@ -235,6 +237,28 @@ def test_a_full_disk_is_reported_not_raised(tmp_path: Path) -> None:
     log = Log("/dev/full", cap=1000)
     log.write(b"words")
     assert "No space left" in log.error
+
+
+def test_what_we_may_not_see_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user with /proc mounted hidepid=1, without being one."""
+    hidden, sent = os.getppid(), []
+
+    def look(path: str, mode: str) -> IO[bytes]:
+        if path == f"/proc/{hidden}/stat":
+            raise PermissionError(path)
+        return open(path, mode)
+
+    def kill(pid: int, number: int) -> None:
+        if pid == hidden:
+            raise PermissionError(pid)
+        sent.append((pid, number))
+
+    monkeypatch.setattr(watchdog, "open", look, raising=False)
+    monkeypatch.setattr(os, "kill", kill)
+    assert os.getpid() in watchdog.processes()
+    assert hidden not in watchdog.processes()
+    watchdog.send([hidden, 1], signal.SIGTERM)
+    assert sent == [(1, signal.SIGTERM)]
 
 
 def test_who_listens(tmp_path: Path) -> None:
