@@ -138,7 +138,7 @@ def dashboard_of_nothing(results: Path) -> Iterator[str]:
 def _command(results: Path, name: str) -> tuple[list[str], dict[str, str]]:
     space = results / f"{name}.yaml"
     space.write_text(SMOKE.replace("name: small", f"name: {name}").replace("wall: 150s", "wall: 600s"))
-    environment = os.environ | {"XDG_RUNTIME_DIR": str(results), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"TUNER_LEASES": str(results / "leases"), "PYTHONPATH": str(ROOT)}
     tuner = [sys.executable, str(ROOT / "tests" / "tuner" / "tiny_tuner.py")]
     return [*tuner, "search", str(space), "--results", str(results), "--yes"], environment
 

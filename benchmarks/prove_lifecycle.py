@@ -43,17 +43,17 @@ FIRST = {"open": 16, "sealed": 17, "sealed_once_open_ones_were_right": 18}
 def _folder() -> Iterator[Path]:
     """A folder of its own, with leases of its own."""
     with tempfile.TemporaryDirectory(prefix="lifecycle-") as name:
-        before = os.environ.get("XDG_RUNTIME_DIR")
+        before = os.environ.get("TUNER_LEASES")
         leases = Path(name) / "runtime"
         leases.mkdir(mode=0o700)
-        os.environ["XDG_RUNTIME_DIR"] = str(leases)
+        os.environ["TUNER_LEASES"] = str(leases)
         try:
             yield Path(name)
         finally:
             if before is None:
-                del os.environ["XDG_RUNTIME_DIR"]
+                del os.environ["TUNER_LEASES"]
             else:
-                os.environ["XDG_RUNTIME_DIR"] = before
+                os.environ["TUNER_LEASES"] = before
 
 
 def _new(folder: Path, name: object) -> Path:

@@ -1,6 +1,6 @@
 """Leases: who may measure on which part of this machine, shared by every process of this user.
 
-A lease is a lock file in the user's runtime folder, held with flock(2). The lock belongs to the open file,
+A lease is a lock file in one folder of the user, held with flock(2). The lock belongs to the open file,
 not to a name or a pid, so the death of its last holder frees it: there is nothing to clean. The file's text
 (who, since when) is for people; the lock alone decides.
 
@@ -17,9 +17,8 @@ import os
 import random
 import socket
 import stat
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,7 @@ from tuner.machine import Gpus, MachineError, look_at_gpus
 from tuner.quarantine import still_shut
 from tuner.records import FailureKind, LeaseRequest
 
-FOLDER = "dflash-tuner"
+SHARED, FOLDER = Path("/tmp"), "dflash-tuner"  # noqa: S108  # the same in every session; checked to be ours alone
 CPU_SLOTS = 1  # trials that measure at once without a GPU: they share the cores, so one
 IDLE_MIB = 1024  # a GPU without processes uses less than this: the driver's own share
 START_GAP = 5.0  # between two starts on GPUs: servers that load weights at once slow each other down
@@ -51,24 +50,23 @@ class NotLeased(TunerError):
         self.evidence = tuple(evidence)
 
 
-def runtime_folder() -> Path:
-    """Return the folder of lock files: below XDG_RUNTIME_DIR, else one for this user in the temporary folder.
+def runtime_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the folder of lock files: one a user and machine, whatever the session, or leases would exclude nobody.
+
+    `$TUNER_LEASES` names another, which then every tuner of this user and machine must be given.
 
     Raises:
-        LeaseError: it cannot be made, or somebody else can write to it.
+        LeaseError: it cannot be made, or somebody else can look into it.
     """
-    given = os.environ.get("XDG_RUNTIME_DIR")
-    if given and Path(given).is_dir():
-        folder = Path(given) / FOLDER
-    else:
-        folder = Path(tempfile.gettempdir()) / f"{FOLDER}-{os.getuid()}"
+    named = environ.get("TUNER_LEASES")
+    folder = Path(named).expanduser() if named else SHARED / f"{FOLDER}-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.lstat()
     except OSError as error:
-        raise LeaseError(f"cannot make {folder}: {error.strerror}; set XDG_RUNTIME_DIR to a folder of yours") from error
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o022:
-        raise LeaseError(f"{folder} is not a folder that only you can write; remove it or set XDG_RUNTIME_DIR")
+        raise LeaseError(f"cannot make {folder}: {error.strerror}; set TUNER_LEASES to a folder of yours") from error
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise LeaseError(f"{folder} is not a folder of yours alone; remove it, chmod 700 it or set TUNER_LEASES")
     return folder
 
 

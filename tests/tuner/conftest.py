@@ -21,5 +21,5 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSmi:
 def _own_leases(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Keep the leases of tests apart from those of tuners that run on this machine."""
     folder = tmp_path_factory.mktemp("runtime")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("TUNER_LEASES", str(folder))
     return folder

@@ -33,12 +33,12 @@ def test_a_full_disk_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_unsafe_lease_folder_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "dflash-tuner").mkdir(mode=0o777)
-    (tmp_path / "dflash-tuner").chmod(0o777)
+    monkeypatch.setenv("TUNER_LEASES", str(tmp_path / "leases"))
+    (tmp_path / "leases").mkdir()
+    (tmp_path / "leases").chmod(0o777)
     status, text = table(tmp_path)
     assert status == 2
-    assert "only you can write" in text
+    assert "not a folder of yours alone" in text
 
 
 def test_the_backends_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

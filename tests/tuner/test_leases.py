@@ -43,28 +43,46 @@ def refused(request: LeaseRequest, timeout: float = 0.3) -> NotLeased:
 # --- the folder ---
 
 
-def test_the_folder_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("XDG_RUNTIME_DIR")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+@pytest.fixture
+def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What /tmp is to tuners that are told nothing."""
+    monkeypatch.delenv("TUNER_LEASES")
+    monkeypatch.setattr("tuner.leases.SHARED", tmp_path)
+    return tmp_path
+
+
+def test_the_folder_is_private_and_the_same_in_every_session(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = shared / "session"
+    session.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
     folder = runtime_folder()
-    assert folder.parent == tmp_path
+    fd = try_lock("cpu-0", "me")
+    assert fd is not None
+    session.rmdir()  # the user has logged out
+    assert runtime_folder() == folder == shared / f"dflash-tuner-{os.getuid()}"
+    assert try_lock("cpu-0", "another trial") is None
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert runtime_folder() == folder
+    os.close(fd)
 
 
-def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    runtime_folder().chmod(0o777)
-    with pytest.raises(LeaseError, match="only you can write"):
+@pytest.mark.parametrize("mode", [0o777, 0o750])
+def test_a_folder_that_others_can_enter_is_refused(shared: Path, mode: int) -> None:
+    runtime_folder().chmod(mode)
+    with pytest.raises(LeaseError, match="not a folder of yours alone"):
         runtime_folder()
 
 
-def test_a_link_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "dflash-tuner").symlink_to(tmp_path / "elsewhere")
+def test_a_link_is_refused(shared: Path) -> None:
+    (shared / "elsewhere").mkdir(mode=0o700)
+    (shared / f"dflash-tuner-{os.getuid()}").symlink_to(shared / "elsewhere")
     with pytest.raises(LeaseError):
         runtime_folder()
+
+
+def test_another_folder_is_used_only_where_it_can_be(shared: Path) -> None:
+    assert runtime_folder({"TUNER_LEASES": str(shared / "mine")}) == shared / "mine"
+    with pytest.raises(LeaseError, match="set TUNER_LEASES"):
+        runtime_folder({"TUNER_LEASES": str(shared / "absent" / "mine")})
 
 
 # --- CPU slots ---
