@@ -234,14 +234,15 @@ class Search:
         again = confirmed(self._records)
         most = confirmations(launched(self._records))
         self._to_confirm = max(0, most - len(again))
-        best = outcome.recommendation
-        if best is not None and baseline_of(outcome) in again and (table := self._table(best.point)) is not None:
+        best, baseline = outcome.recommendation, baseline_of(outcome)
+        if best is not None and baseline in again and (table := self._table(best.point)) is not None:
             return self._planned("policy", table)
         front = list(dict.fromkeys(point.trial for point in outcome.front))
-        baseline = baseline_of(outcome)
         trial = next_confirmation(outcome, most)
-        if trial is None and any(unseen(self._records, member) for member in front):
-            trial = baseline  # whose launch shows it the text
+        last = self._records[-1]
+        shown = last.of == baseline and not last.blameless  # what the baseline has just not scored it never will
+        if trial is None and not shown and any(unseen(self._records, member) for member in front):
+            trial = baseline
         if trial is None:
             return None
         config = next(record.config for record in self._records if record.trial == trial)
