@@ -35,7 +35,7 @@ def outlook(view: View, sampler: Sampler) -> Outlook | None:
     good = costs.values[feasible] if feasible.any() else costs.values
     reached = hypervolume(good, reference_of(good))
     both = replace(view, number=0)  # the gain of the whole front, not of the end whose turn it is
-    gain = float(np.max(sampler.score(both, allowed)))
+    gain = float(np.max(sampler.promise(both, allowed).expected))
     return Outlook(gain / reached if reached > 0 else float("inf"))
 
 

@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.intp]
 ROOT5 = 5**0.5
 JITTER = 1e-8
+LEAST = 1e-12  # variance of a prediction
 BLOCK = 4096  # candidates predicted at once
 
 
@@ -29,7 +30,7 @@ class Prior:
     """Means and spreads of the logarithms of hyperparameters, variances being of scaled targets: length scales, the
     variance of what domains do together, of what each does by itself, and of the noise."""
 
-    length: tuple[float, float] = (0.4, 1.0)
+    length: tuple[float, float] = (1.2, 1.4)
     signal: tuple[float, float] = (0.0, 1.0)
     own: tuple[float, float] = (-1.0, 1.0)
     noise: tuple[float, float] = (-5.0, 1.5)
@@ -80,6 +81,7 @@ class Gp:
     signal: float
     own: float
     noise: float  # variance of an observation beyond what is known of it, in scaled units
+    noises: Array  # variance of each observation, what is known of it included
     factor: Array  # lower Cholesky factor of the covariance
     weights: Array  # covariance⁻¹ · scaled targets
     mean: float
@@ -89,15 +91,35 @@ class Gp:
         """Return mean and standard deviation of the noise-free value at rows, as a matrix or as what `rows_of` made
         of one."""
         rows = x if isinstance(x, Rows) else rows_of(x, self.groups)
-        means, spreads = np.empty(len(rows)), np.empty(len(rows))
-        most = self.signal + self.own * len(self.groups)
+        means, variances = np.empty(len(rows)), np.empty(len(rows))
         for start in range(0, len(rows), BLOCK):
             part = slice(start, start + BLOCK)
-            cross = self._cross(rows[part])
-            means[part] = cross @ self.weights
-            inner = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
-            spreads[part] = np.sqrt(np.maximum(most - np.einsum("ij,ij->j", inner, inner), 1e-12))
-        return self.mean + self.spread * means, self.spread * spreads
+            means[part], variances[part], _ = self._block(rows[part])
+        return self.mean + self.spread * means, self.spread * np.sqrt(variances)
+
+    def compare(self, x: Array | Rows) -> tuple[Array, Array, Array]:
+        """Return what `predict` does, and how far each row may be from anything observed: the smallest standard
+        deviation, given all observations, of its difference to the true value at one of them. It is near zero where a
+        launch would only repeat another, in whatever knobs that do not matter it differs."""
+        rows = x if isinstance(x, Rows) else rows_of(x, self.groups)
+        means, variances, apart = (np.empty(len(rows)) for _ in range(3))
+        inverse = solve_triangular(self.factor, np.eye(len(self.x)), lower=True, check_finite=False)
+        # Given observations of f(X) with noise N (diagonal): cov(f(x), f(X)) = k(x, X) K⁻¹ N, var f(X) = N − N K⁻¹ N.
+        own = self.noises - self.noises**2 * np.einsum("ij,ij->j", inverse, inverse)
+        for start in range(0, len(rows), BLOCK):
+            part = slice(start, start + BLOCK)
+            means[part], variances[part], inner = self._block(rows[part])
+            shared = self.noises[:, None] * (inverse.T @ inner)
+            apart[part] = variances[part] + (own[:, None] - 2 * shared).min(axis=0)
+        apart = np.sqrt(np.maximum(apart, LEAST))
+        return self.mean + self.spread * means, self.spread * np.sqrt(variances), self.spread * apart
+
+    def _block(self, rows: Rows) -> tuple[Array, Array, Array]:
+        """Return scaled means and variances of rows, and their covariances with the observations, whitened."""
+        cross = self._cross(rows)
+        inner = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
+        most = self.signal + self.own * len(self.groups)
+        return cross @ self.weights, np.maximum(most - np.einsum("ij,ij->j", inner, inner), LEAST), inner
 
     def _cross(self, rows: Rows) -> Array:
         """Return the covariance of rows with the observations, (rows, n)."""
@@ -162,9 +184,10 @@ def fit(
     lengths, signal, own, noise = theta[:-3], float(theta[-3]), float(theta[-2]), float(theta[-1])
     scaled = squared / lengths[:, None, None] ** 2
     covariance = matern(np.sqrt(scaled.sum(0)), signal) + matern(np.sqrt(scaled), own).sum(0)
-    factor = cholesky(covariance + np.diag(known + noise + JITTER), lower=True)
+    noises = known + noise + JITTER
+    factor = cholesky(covariance + np.diag(noises), lower=True)
     weights = np.asarray(cho_solve((factor, True), target))
-    return Gp(x, coordinates, lengths, signal, own, noise, factor, weights, mean, spread)
+    return Gp(x, coordinates, lengths, signal, own, noise, noises, factor, weights, mean, spread)
 
 
 def _squared(columns: Array) -> Array:

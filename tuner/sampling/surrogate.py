@@ -27,7 +27,7 @@ from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, FloatRange
 
 CRASH_PRIOR = Prior(length=(-0.2, 0.6), signal=(0.0, 0.7), noise=(-4.0, 0.7))
-BOLD, CAREFUL = 2.0, 8.0  # power of the chance to run, while few launches crashed and once too many did
+BOLD, CAREFUL, TIMID = 2.0, 16.0, 128.0  # power of the chance to run: few launches crashed, many did, too many did
 Indices = NDArray[np.intp]
 Words = dict[str, str]  # path: canonical value
 KIND = "draft.kind"
@@ -37,11 +37,31 @@ HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
 
 
 @dataclass(frozen=True)
+class Promise:
+    """What is expected of points: gain in hypervolume if they run and hold the limits, and the chances of both."""
+
+    gain: Array
+    runs: Array
+    holds: Array
+
+    @property
+    def expected(self) -> Array:
+        """The gain that is to be expected."""
+        return self.gain * self.runs * self.holds
+
+    def score(self, caution: float) -> Array:
+        """Return what a point is chosen by, a logarithm; `caution` is the power of the chance to run."""
+        gain, runs, holds = (np.log(np.maximum(each, 1e-300)) for each in (self.gain, self.runs, self.holds))
+        return np.asarray(gain + caution * runs + BOLD * holds)
+
+
+@dataclass(frozen=True)
 class Surrogate:
     """The knobs of the default sampler.
 
     `startup`: launches before anything is modelled, `guided` where a prior gives a first guess. `tolerated`: share of
-    crashes that is a fair price for what they teach. `least` and `noisy`: gains that do not count, in log units and
+    crashes that is a fair price for what they teach; `enough`: so many times the root of the launches have taught what
+    crashes can, for later ones tell less. `least` and `noisy`: gains that do not count, in log units and
     in standard deviations of a measurement; without them a search ends up comparing points that differ by noise.
     `fairness`: every so many launches look where little is known: at a value that never ran (`untested`), or else with
     the model's doubt times `doubt`, as scales that few launches tell are taken for certain. `ends`: every so many push
@@ -50,7 +70,8 @@ class Surrogate:
 
     startup: int = 8
     guided: int = 4
-    tolerated: float = 0.06
+    tolerated: float = 0.045
+    enough: float = 0.65
     least: float = 0.01
     noisy: float = 0.6
     fairness: int = 3
@@ -79,9 +100,11 @@ class Surrogate:
         doubtful = untested(view) if explores else None
         if doubtful is not None:
             allowed = _far_from_failures(view, allowed, doubtful)
-        score = self.score(view, allowed, self.doubt if explores else 1.0)
+        promise = self.promise(view, allowed, self.doubt if explores else 1.0)
+        crashes = [observation.values is None for observation in view.observations]
+        score = promise.score(self.caution(sum(crashes), len(crashes)))
         rng = np.random.default_rng(view.seed)
-        best = np.flatnonzero(score >= score.max() * (1 - 1e-9))
+        best = np.flatnonzero(score >= score.max() - 1e-9)
         return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
 
     def allowed(self, view: View) -> Indices:
@@ -89,8 +112,8 @@ class Surrogate:
         barred = view.taken | view.seen
         return np.array([i for i, key in enumerate(view.pool.keys) if key not in barred], dtype=np.intp)
 
-    def score(self, view: View, allowed: Indices, doubt: float = 1.0) -> Array:
-        """Return the expected gain of the points at these positions, the model's doubt of itself times `doubt`."""
+    def promise(self, view: View, allowed: Indices, doubt: float = 1.0) -> Promise:
+        """Return what is expected of the points at these positions, the model's doubt of itself times `doubt`."""
         costs = Costs.of(view)
         if view.pending:
             costs = believe(view, costs)
@@ -102,11 +125,11 @@ class Surrogate:
         rest = costs.values - behind
         scatter = costs.scatter
         models = [fit(known, rest[:, c], groups, scatter=scatter[:, c]) for c in range(rest.shape[1])]
-        means, sds = _stack([model.predict(x) for model in models])
+        means, sds, apart = (np.stack(each, axis=1) for each in zip(*(m.compare(x) for m in models), strict=True))
+        sds = np.minimum(sds, apart)  # what differs in knobs that do not matter cannot surprise
         told, _ = _stack([model.predict(known) for model in models])
         means, told = means + ahead, told + behind
         good = told[feasible] if feasible.any() else told
-        chance = self.chance_to_run(costs, groups, x) * _chance_to_hold(costs, known, groups, x)
         noise = np.hypot([model.noise_sd for model in models], np.median(scatter, axis=0))
         margin = np.maximum(self.least, self.noisy * noise)
         reference = reference_of(good)
@@ -116,8 +139,13 @@ class Surrogate:
             end = slice(axis, axis + 1)
             good, margin, reference, means, sds = good[:, end], margin[end], reference[end], means[:, end], sds[:, end]
         gain = expected_improvement(good - margin, reference, means, doubt * sds)
-        power = BOLD if costs.crashed.sum() <= self.tolerated * len(costs.crashed) else CAREFUL
-        return np.asarray((gain + 1e-300) * chance**power)
+        return Promise(gain, self.chance_to_run(costs, groups, x), _chance_to_hold(costs, known, groups, x))
+
+    def caution(self, crashes: int, launches: int) -> float:
+        """Return to which power the chance to run counts."""
+        if crashes <= self.tolerated * launches:
+            return BOLD
+        return CAREFUL if crashes <= self.enough * launches**0.5 else TIMID
 
     @staticmethod
     def chance_to_run(costs: Costs, groups: tuple[int, ...], x: Rows) -> Array:

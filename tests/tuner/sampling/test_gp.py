@@ -62,6 +62,36 @@ def test_factored_rows_are_the_rows() -> None:
         assert told == pytest.approx(factored, abs=1e-9)
 
 
+def test_how_far_a_point_may_be_from_what_was_observed() -> None:
+    """Against the joint posterior of one new point and one observed one, from the covariance of them all."""
+    x, y = data(12)
+    model = fit(x, y, range(3), scatter=np.linspace(0.02, 0.3, 12))
+    fresh = np.vstack([np.random.default_rng(2).random((5, 3)), x[:2]])
+    everywhere = np.vstack([x, fresh])
+    prior = model._cross(rows_of(everywhere, model.groups))  # with the observed; the fresh follow one by one
+    mean, sd, apart = model.compare(fresh)
+    assert np.allclose(model.predict(fresh), (mean, sd))
+    gained = np.linalg.inv(prior[:12] + np.diag(model.noises))
+    most = model.signal + 3 * model.own
+    for row, near in enumerate(prior[12:]):
+        own = most - near @ gained @ near
+        theirs = most - np.einsum("ij,jk,ki->i", prior[:12], gained, prior[:12])
+        both = near - near @ gained @ prior[:12]
+        expected = model.spread * np.sqrt(np.maximum((own + theirs - 2 * both).min(), 0))
+        assert apart[row] == pytest.approx(expected, abs=2e-5 * model.spread)
+    assert (apart[5:] < 1e-3 * model.spread).all()
+    assert (apart[:5] <= 2.5 * sd[:5]).all()
+
+
+def test_a_point_that_differs_in_what_does_not_matter_is_no_news() -> None:
+    x, y = data(14)
+    model = fit(x, y, range(3))
+    twin, other = x[:1].copy(), x[:1].copy()
+    twin[0, 2], other[0, 0] = 1 - twin[0, 2], 1 - other[0, 0]
+    _, _, (same, different) = model.compare(np.vstack([twin, other]))
+    assert same < 0.5 * different
+
+
 def test_the_order_of_observations_does_not_matter() -> None:
     x, y = data()
     there, _ = fit(x, y, range(3)).predict(x[:5])
