@@ -66,9 +66,9 @@ def sequence(records: tuple[TrialRecord, ...]) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[session.Session, Outcome, Notes]:
-    """One study run to its end, for several tests to look at."""
+    """One study run to its end, whatever a launch may still bring, for several tests to look at."""
     folder = tmp_path_factory.mktemp("finished")
-    opened, notes = begin(folder), Notes()
+    opened, notes = begin(folder, SMOKE + "strategy: {least_gain: null}\n"), Notes()
     return opened, run(opened, notes), notes
 
 
