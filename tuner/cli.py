@@ -50,6 +50,7 @@ class ExportForm(StrEnum):
     """What `tuner export` writes."""
 
     LAUNCH = "launch"
+    BY_LOAD = "by-load"
     OPTUNA_JOURNAL = "optuna-journal"
 
 
@@ -189,12 +190,16 @@ def export(
     give: Give = None,
     form: Annotated[
         ExportForm,
-        typer.Option("--format", help="launch: what to serve; optuna-journal: the study, for optuna-dashboard."),
+        typer.Option(
+            "--format",
+            help="launch: what to serve; by-load: its fastest draft for every load, one server a range where a server "
+            "cannot switch; optuna-journal: the study, for optuna-dashboard.",
+        ),
     ] = ExportForm.LAUNCH,
 ) -> None:
-    """Write the launch file of the recommended point, or the study as an Optuna journal."""
+    """Write the launch file of the recommended point, or of drafts by load, or the study as an Optuna journal."""
     from tuner import session
-    from tuner.export.launch_file import launch_file, render, serve_command, write_launch
+    from tuner.export.launch_file import by_load_file, launch_file, render, serve_lines, write_launch
     from tuner.outcome import best_of
     from tuner.verdicts import caveats
 
@@ -206,14 +211,18 @@ def export(
     best = best_of(outcome.points, outcome.records, space, _pick(space, slo=slo, load=load, give=give))
     if best.misses:
         raise NothingFeasible(f"no measured configuration meets these limits: {'; '.join(best.misses)}")
-    launch = launch_file(best, outcome.points, space.file.study.name, space.digest)
+    name, digest = space.file.study.name, space.digest
+    if form is ExportForm.BY_LOAD:
+        launch = by_load_file(best, outcome.records, name, digest)
+    else:
+        launch = launch_file(best, outcome.points, name, digest)
     remarks = caveats(outcome.records, best.point.trial)
     if out is None:
         print(render(launch, folder.launch, remarks), end="")
         return
     with writing(out):
         write_launch(launch, Path(os.path.realpath(out)), remarks)  # a link is followed, not replaced
-    print(f"Serve:   {serve_command(out, launch=launch)}")
+    print("\n".join(serve_lines(out, launch)))
 
 
 @app.command()

@@ -28,6 +28,11 @@ class Curve:
     draft: dict[str, Any]
     speed: Mapping[int, tuple[float, float, float]]  # concurrency: (low, value, high)
 
+    def interval(self, load: int) -> tuple[float, float]:
+        """Return the 95 % interval of its throughput at a load measured."""
+        low, _, high = self.speed[load]
+        return float(f"{low:.4g}"), float(f"{high:.4g}")
+
 
 @dataclass(frozen=True)
 class Range:
@@ -51,6 +56,10 @@ class Policy:
         """The draft section of an EngineConfig."""
         rows = [[each.first, each.last, each.curve.draft] for each in self.ranges]
         return PolicyDraft.model_validate({"kind": "policy", "by_running": rows})
+
+    def at(self, load: int) -> Curve:
+        """Return who serves so many running requests."""
+        return next(each.curve for each in self.ranges if each.last is None or load <= each.last)
 
     @property
     def gain(self) -> float:

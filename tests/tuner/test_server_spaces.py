@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from engine.config import EngineConfig, LaunchFile
 from tests.engine.backends.golden import FOLDER, argv_text, machine_file
+from tests.tuner.make import config, level, record
 from tuner.dryrun import view
-from tuner.errors import UsageError
-from tuner.export.launch_file import render, serve_command, servers, write_launch
+from tuner.errors import NothingFeasible, UsageError
+from tuner.export.launch_file import by_load_file, render, serve_command, servers, write_launch
+from tuner.pick import recommend
+from tuner.points import points_of
 from tuner.session import described, plan
 from tuner.space import Infeasible, Space, load_space
+from tuner.space.model import Objective, Pick
 
 __all__ = ["machine_file"]
 
@@ -71,9 +76,9 @@ def test_golden_commands_of_kimi(version: str) -> None:
     ]
     chosen = {"none-ep1": found[0], "dflash8-ep8": found[-1]}
     assert [(c.draft.kind, c.parallel.expert) for c in chosen.values()] == [("none", 1), ("dflash", 8)]
-    for name, config in chosen.items():
+    for name, one in chosen.items():
         golden = FOLDER / f"sglang-{version}-kimi-space-{name}.txt"
-        assert argv_text(config) == golden.read_text(encoding="utf-8")
+        assert argv_text(one) == golden.read_text(encoding="utf-8")
 
 
 @pytest.mark.usefixtures("machine_file")
@@ -116,6 +121,45 @@ def test_a_policy_is_launched_as_its_backend_can_switch(kind: str, version: str,
     found = LaunchFile(entries=servers(EngineConfig.model_validate(raw))).entries
     assert len(found) == entries
     assert (found[0].first, found[-1].last) == (1, None)
+
+
+def by_load(backend: dict[str, Any], machine_file: Path) -> tuple[LaunchFile, list[str]]:
+    """Return the file by load of a study in which DFlash wins alone and loses under load, and its first lines."""
+    machine_file.write_text('sglang: {"0.5.17": {command: [sglang, serve]}}')
+    none = config(backend=backend)
+    chain = config({"kind": "dflash", "block_size": 8}, backend=backend)
+    records = [
+        record(0, [level(1, 8.0, 120), level(16, 16.0, 900)], role="baseline", config=none),
+        record(1, [level(1, 4.0, 240), level(16, 20.0, 700)], config=chain),
+    ]
+    points = points_of(records, ())
+    best = recommend(points, (Objective(metric="output_tok_s", goal="max"),), Pick(load=16))
+    assert best.point.trial == 0
+    launch = by_load_file(best, records, "study", "0" * 16)
+    return launch, render(launch, Path("launch.yaml")).splitlines()[:3]
+
+
+@pytest.mark.usefixtures("machine_file")
+def test_drafts_by_load_are_one_server_a_range_where_a_server_cannot_switch(machine_file: Path) -> None:
+    launch, lines = by_load({"kind": "sglang", "version": "0.5.17"}, machine_file)
+    found = [(entry.first, entry.last, entry.config.draft.kind) for entry in launch.entries]
+    assert found == [(1, 4, "dflash"), (5, None, "none")]
+    assert launch.expected[1]["output_tok_s"][0] <= 240 <= launch.expected[1]["output_tok_s"][1]
+    assert launch.expected[16]["output_tok_s"][0] <= 900 <= launch.expected[16]["output_tok_s"][1]
+    assert lines[0].startswith("# One server a range")
+    assert lines[1].startswith("# 1–4 running:  env ")
+    assert lines[2].startswith("# 5 and more running:  env ")
+    assert ("--port 8000" in lines[1], "--port 8001" in lines[2]) == (True, True)
+    native, _ = by_load({"kind": "native"}, machine_file)
+    assert [entry.config.draft.kind for entry in native.entries] == ["policy"]
+
+
+@pytest.mark.usefixtures("machine_file")
+def test_without_drafts_that_differ_by_load_there_is_nothing_to_export(machine_file: Path) -> None:
+    records = [record(0, [level(1, 8.0, 120)], role="baseline", config=config())]
+    best = recommend(points_of(records, ()), (Objective(metric="output_tok_s", goal="max"),), Pick())
+    with pytest.raises(NothingFeasible, match="one draft serves every load best"):
+        by_load_file(best, records, "study", "0" * 16)
 
 
 @pytest.mark.usefixtures("machine_file")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from pydantic import ValidationError
 from engine import backends
 from engine.config import EngineConfig, LaunchEntry, LaunchFile, LaunchStudy, PolicyDraft, explain, load_launch
 from engine.errors import EngineError
-from tuner.errors import StudyError
+from tuner.errors import NothingFeasible, StudyError
 from tuner.labels import clean
 from tuner.pick import Recommendation
 from tuner.points import Point
+from tuner.policy_fit import METRIC, fit_for, policy_config
+from tuner.records import TrialRecord
 from tuner.store import write_atomic
 
 HOST = "127.0.0.1"
@@ -32,6 +34,27 @@ def launch_file(recommendation: Recommendation, points: Iterable[Point], name: s
     return LaunchFile(
         entries=servers(recorded_config(chosen.trial, chosen.config)),
         expected={point.concurrency: _rounded(point) for point in mine if point.intervals},
+        synthetic=chosen.synthetic,
+        study=LaunchStudy(name=name, trial=chosen.trial, digest=digest),
+    )
+
+
+def by_load_file(recommendation: Recommendation, records: Sequence[TrialRecord], name: str, digest: str) -> LaunchFile:
+    """Return what serves every load by the fastest draft measured there: servers like the recommended one, one a range
+    of running requests where a server cannot switch drafts itself. `expected` holds each range's own measurements.
+
+    Raises:
+        NothingFeasible: one draft is best at every load, or no speculation was not measured on such a server.
+    """
+    chosen = recommendation.point
+    like = recorded_config(chosen.trial, chosen.config)
+    policy = None if isinstance(like.draft, PolicyDraft) else fit_for(records, like)
+    if policy is None or len(policy.ranges) == 1:
+        why = "no table of drafts can be fitted" if policy is None else "one draft serves every load best"
+        raise NothingFeasible(f"{why}; export the recommendation itself")
+    return LaunchFile(
+        entries=servers(policy_config(like, policy)),
+        expected={load: {METRIC: policy.at(load).interval(load)} for load in policy.expected},
         synthetic=chosen.synthetic,
         study=LaunchStudy(name=name, trial=chosen.trial, digest=digest),
     )
@@ -68,7 +91,7 @@ def _rounded(point: Point) -> dict[str, tuple[float, float]]:
 
 
 def render(launch: LaunchFile, path: Path, remarks: Iterable[str] = ()) -> str:
-    """Return the YAML text, with the command on top and, as comments, what whoever serves it must know."""
+    """Return the YAML text, with the commands on top and, as comments, what whoever serves it must know."""
     body = yaml.safe_dump(
         launch.model_dump(mode="json", by_alias=True, exclude_none=True),
         sort_keys=False,
@@ -76,7 +99,7 @@ def render(launch: LaunchFile, path: Path, remarks: Iterable[str] = ()) -> str:
         width=110,
         allow_unicode=True,
     )
-    head = [f"Serve it:  {serve_command(path, launch=launch)}", *remarks]
+    head = [*serve_lines(path, launch), *remarks]
     return "".join(f"# {clean(line)}\n" for line in head) + body
 
 
@@ -87,6 +110,18 @@ def write_launch(launch: LaunchFile, path: Path, remarks: Iterable[str] = ()) ->
         OSError: it cannot be written.
     """
     write_atomic(path, render(launch, path, remarks))
+
+
+def serve_lines(path: Path, launch: LaunchFile) -> list[str]:
+    """Return what to type for each entry of a launch file, on ports of their own."""
+    if len(launch.entries) == 1:
+        return [f"Serve it:  {serve_command(path, launch=launch)}"]
+    lines = ["One server a range of running requests; whoever routes requests chooses among them by load:"]
+    for port, entry in enumerate(launch.entries, PORT):
+        alone = launch.model_copy(update={"entries": (LaunchEntry(config=entry.config),)})
+        most = f"{entry.first} and more" if entry.last is None else f"{entry.first}–{entry.last}"
+        lines.append(f"{most} running:  {serve_command(path, port, alone)}")
+    return lines
 
 
 def serve_command(path: Path, port: int = PORT, launch: LaunchFile | None = None) -> str:
