@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.markup import escape
@@ -12,11 +13,11 @@ from rich.text import Text
 
 from tuner.durations import format_duration
 from tuner.explain import importance, importance_line, ranking_of, trial_lines, winner_lines
-from tuner.export.launch_file import serve_command, shorten
+from tuner.export.launch_file import recorded_config, serve_command, shorten
 from tuner.labels import clean, draft_kind, flatten, label, plain, varying, with_interval
 from tuner.pick import EXACT, THROUGHPUT, Recommendation, speedup
 from tuner.points import Point, baseline_at
-from tuner.policy_fit import verdict_of
+from tuner.policy_fit import fit_for, verdict_of
 from tuner.records import TrialRecord
 from tuner.space import Objective, Space
 from tuner.store import StudyFolder
@@ -25,6 +26,7 @@ from tuner.verdicts import caveats
 
 EXTRA = ("ttft_ms_p90", "accept_length")
 WIDE = 110  # columns
+ONE_DRAFT = ("sglang",)  # servers that cannot switch drafts while they run
 SHOWN = 6  # tied trials that are named
 
 
@@ -154,15 +156,29 @@ def reason_lines(outcome: Outcome, space: Space) -> list[str]:
 
 
 def policy_lines(outcome: Outcome) -> list[str]:
-    """Return the table of drafts by load that was launched, and whether it was accepted; nothing without a launch."""
+    """Return the table of drafts by load that was launched, and whether it was accepted; or the one that takes a server
+    a range, where a server cannot switch. Nothing without either."""
     verdict = verdict_of(outcome.records)
-    if verdict is None:
+    if verdict is not None:
+        record = next(record for record in outcome.records if record.trial == verdict.trial)
+        judged = "accepted" if verdict.accepted else "not accepted"
+        table = _table(record.config["draft"]["by_running"])
+        return [f"Policy by requests in flight (trial {verdict.trial}): {table}; {judged}: {verdict.why}."]
+    best = outcome.recommendation
+    if best is None or best.point.config["backend"]["kind"] not in ONE_DRAFT:
         return []
-    record = next(record for record in outcome.records if record.trial == verdict.trial)
-    rows = record.config["draft"]["by_running"]
-    table = ", ".join(f"{first}–{'' if last is None else last} {draft_label(draft)}" for first, last, draft in rows)
-    judged = "accepted" if verdict.accepted else "not accepted"
-    return [f"Policy by requests in flight (trial {verdict.trial}): {table}; {judged}: {verdict.why}."]
+    policy = fit_for(outcome.records, recorded_config(best.point.trial, best.point.config))
+    if policy is None or len(policy.ranges) == 1:
+        return []
+    table = _table([each.first, each.last, each.curve.draft] for each in policy.ranges)
+    return [
+        f"Fastest by requests in flight: {table}. One server cannot switch; `tuner export STUDY --format by-load` "
+        "writes one a range."
+    ]
+
+
+def _table(rows: Iterable[Sequence[Any]]) -> str:
+    return ", ".join(f"{first}–{'' if last is None else last} {draft_label(draft)}" for first, last, draft in rows)
 
 
 def draft_label(draft: Mapping[str, object]) -> str:

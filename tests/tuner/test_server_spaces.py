@@ -15,11 +15,13 @@ from tests.tuner.make import config, level, record
 from tuner.dryrun import view
 from tuner.errors import NothingFeasible, UsageError
 from tuner.export.launch_file import by_load_file, render, serve_command, servers, write_launch
+from tuner.outcome import Outcome
 from tuner.pick import recommend
 from tuner.points import points_of
 from tuner.session import described, plan
 from tuner.space import Infeasible, Space, load_space
 from tuner.space.model import Objective, Pick
+from tuner.tables import policy_lines
 
 __all__ = ["machine_file"]
 
@@ -124,7 +126,8 @@ def test_a_policy_is_launched_as_its_backend_can_switch(kind: str, version: str,
 
 
 def by_load(backend: dict[str, Any], machine_file: Path) -> tuple[LaunchFile, list[str]]:
-    """Return the file by load of a study in which DFlash wins alone and loses under load, and its first lines."""
+    """Return the file by load of a study in which DFlash wins alone and loses under load; and what is said of it, at
+    the end of the search and on top of the file."""
     machine_file.write_text('sglang: {"0.5.17": {command: [sglang, serve]}}')
     none = config(backend=backend)
     chain = config({"kind": "dflash", "block_size": 8}, backend=backend)
@@ -136,7 +139,8 @@ def by_load(backend: dict[str, Any], machine_file: Path) -> tuple[LaunchFile, li
     best = recommend(points, (Objective(metric="output_tok_s", goal="max"),), Pick(load=16))
     assert best.point.trial == 0
     launch = by_load_file(best, records, "study", "0" * 16)
-    return launch, render(launch, Path("launch.yaml")).splitlines()[:3]
+    said = policy_lines(Outcome(tuple(records), tuple(points), (), best, ""))
+    return launch, [*said, *render(launch, Path("launch.yaml")).splitlines()[:3]]
 
 
 @pytest.mark.usefixtures("machine_file")
@@ -146,11 +150,14 @@ def test_drafts_by_load_are_one_server_a_range_where_a_server_cannot_switch(mach
     assert found == [(1, 4, "dflash"), (5, None, "none")]
     assert launch.expected[1]["output_tok_s"][0] <= 240 <= launch.expected[1]["output_tok_s"][1]
     assert launch.expected[16]["output_tok_s"][0] <= 900 <= launch.expected[16]["output_tok_s"][1]
-    assert lines[0].startswith("# One server a range")
-    assert lines[1].startswith("# 1–4 running:  env ")
-    assert lines[2].startswith("# 5 and more running:  env ")
-    assert ("--port 8000" in lines[1], "--port 8001" in lines[2]) == (True, True)
-    native, _ = by_load({"kind": "native"}, machine_file)
+    said, head, alone, crowd = lines
+    assert said.startswith("Fastest by requests in flight: 1–4 dflash 8, 5– none. One server cannot switch")
+    assert head.startswith("# One server a range")
+    assert alone.startswith("# 1–4 running:  env ")
+    assert crowd.startswith("# 5 and more running:  env ")
+    assert ("--port 8000" in alone, "--port 8001" in crowd) == (True, True)
+    native, (first, *_) = by_load({"kind": "native"}, machine_file)
+    assert first.startswith("# Serve it:")
     assert [entry.config.draft.kind for entry in native.entries] == ["policy"]
 
 
