@@ -12,6 +12,8 @@ from engine.request import Scored
 from engine.scheduler import Chunk, Decode
 from engine.verify import Verdict
 
+SCORED_ROWS = 64  # prompt rows whose logits exist at once: those of a long chunk would take gigabytes
+
 
 def score(logits: Tensor, tokens: Sequence[int], top: int) -> tuple[Scored, ...]:
     """Return how likely each token is after its row, with the `top` likeliest: logits [rows, vocab]."""
@@ -43,6 +45,10 @@ def of_prompts(chunks: Sequence[Chunk], hidden: Tensor, head: Linear) -> dict[in
         first += len(chunk.tokens)
         if chunk.request.echo and chunk.request.logprobs is not None:
             following = [*chunk.tokens[1:]] + ([] if chunk.after is None else [chunk.after])
-            if following:
-                found[chunk.id] = score(head(rows[: len(following)]), following, chunk.request.logprobs)
+            scored: list[Scored] = []
+            for start in range(0, len(following), SCORED_ROWS):
+                tokens = following[start : start + SCORED_ROWS]
+                scored += score(head(rows[start : start + len(tokens)]), tokens, chunk.request.logprobs)
+            if scored:
+                found[chunk.id] = tuple(scored)
     return found

@@ -19,7 +19,7 @@ from engine.device.build import DeviceRuntime
 from engine.device.ring import Ring, Ticket
 from engine.device.rounds import Drafted, chains, rows_of
 from engine.device.schedule import Launch
-from engine.device.scores import Scores, score
+from engine.device.scores import Scores, score, score_prompt
 from engine.device.state import Style, upload
 from engine.drafters.base import DraftWork
 from engine.errors import ConfigError, GraphCaptureError, OutOfMemory
@@ -171,9 +171,9 @@ class DeviceLoop:
         for chunk in chunks:
             following = [*chunk.tokens[1:], *([] if chunk.after is None else [chunk.after])]
             if chunk.request.echo and chunk.request.logprobs is not None and following:
-                logits = self._rounds.models.target.logits(outcome.hidden[row : row + len(following)])
+                head, hidden = self._rounds.models.target.logits, outcome.hidden[row : row + len(following)]
                 tokens = upload(following, torch.int64, self._state.device)
-                prompt_scores[chunk.id] = score(logits[None], tokens[None], chunk.request.logprobs)
+                prompt_scores[chunk.id] = score_prompt(hidden, head, tokens, chunk.request.logprobs)
             row += len(chunk.tokens)
         if not launch.ending:
             return None, prompt_scores

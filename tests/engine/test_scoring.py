@@ -49,8 +49,9 @@ def scored(draft: dict[str, Any], requests: list[Request]) -> dict[int, tuple[li
 
 
 @pytest.mark.parametrize("name", DRAFTS)
-def test_scores_are_the_targets_own(name: str) -> None:
-    """Against one forward of a model that is not the engine's, over prompt and text."""
+def test_scores_are_the_targets_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against one forward of a model that is not the engine's, over prompt and text; a prompt in several slices."""
+    monkeypatch.setattr("engine.scoring.SCORED_ROWS", 3)
     requests = [Request(i, prompt, NEW, logprobs=TOP, echo=True) for i, prompt in enumerate(PROMPTS)]
     target = load_target(SMOKE / "target", torch.float64)
     for number, (tokens, scores, prompt_scores) in scored(DRAFTS[name], requests).items():

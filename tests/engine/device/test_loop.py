@@ -108,8 +108,9 @@ def test_a_layout_with_biases_taps_and_an_own_head(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "dflash"])
-def test_scores_are_those_of_the_loop(name: str) -> None:
-    """Echoed prompts longer than a chunk beside requests that ask for nothing."""
+def test_scores_are_those_of_the_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Echoed prompts longer than a chunk, in several slices, beside requests that ask for nothing."""
+    monkeypatch.setattr("engine.device.scores.SCORED_ROWS", 5)
     requests = [
         replace(request, logprobs=None if request.id == 1 else request.id, echo=True) for request in mixed(4, 20)
     ]
