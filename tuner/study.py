@@ -399,8 +399,9 @@ class Search:
         if windows != "calibrate" or isinstance(known, bool):
             return windows == "exclusive" if windows != "calibrate" else bool(known)
         baseline = next((r for r in self._records if r.role == "baseline" and r.state == "measured"), None)
-        fits = baseline is not None and 2 * max(1, baseline.gpus) <= self._launcher.room
-        return None if fits else False
+        if baseline is None:
+            return True  # what is not known is not assumed
+        return None if 2 * max(1, baseline.gpus) <= self._launcher.room else False
 
     def _ledger(self) -> Ledger:
         return Ledger(
