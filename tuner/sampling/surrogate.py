@@ -27,7 +27,7 @@ from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, FloatRange
 
 CRASH_PRIOR = Prior(length=(-0.2, 0.6), signal=(0.0, 0.7), noise=(-4.0, 0.7))
-BOLD, CAREFUL, TIMID = 2.0, 16.0, 128.0  # power of the chance to run: few launches crashed, many did, too many did
+BOLD, CAREFUL, TIMID = 2.0, 16.0, 64.0  # power of the chance to run: few launches crashed, many did, too many did
 Indices = NDArray[np.intp]
 Words = dict[str, str]  # path: canonical value
 KIND = "draft.kind"
@@ -74,7 +74,7 @@ class Surrogate:
     enough: float = 0.65
     least: float = 0.01
     noisy: float = 0.6
-    fairness: int = 3
+    fairness: int = 2
     doubt: float = 3.0
     ends: int = 4
     repeats: ClassVar[Repeats] = "never"
