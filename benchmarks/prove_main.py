@@ -81,6 +81,7 @@ def _speedup_alone(records: list[dict[str, Any]]) -> float:
 
 def winner() -> dict[str, Any]:
     """The command that the demo printed serves the winner; in float32 its text is the baseline's."""
+    at_head()
     study = CLONE / "results" / "bundled"
     printed = (study / "demo.txt").read_text()
     found = re.search(r"^\s*Serve:\s+(.+)$", printed, re.MULTILINE)
@@ -148,8 +149,18 @@ def garbage() -> dict[str, Any]:
     return {"files": MUTATED, "outcome": str(outcome)}
 
 
+def at_head() -> None:
+    """The clone that `demo` made must be of the commit that is proved."""
+    of, wanted = (
+        subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True).stdout
+        for folder in (CLONE, ROOT)
+    )
+    assert of == wanted, f"the clean clone is of {of[:7]}: run the step `demo` first"
+
+
 def tests() -> dict[str, Any]:
     """`make check` and `make test` on the clean clone."""
+    at_head()
     environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
     figures: dict[str, Any] = {}
     for target in ("check", "test"):
