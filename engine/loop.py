@@ -34,7 +34,7 @@ class Loop:
         self._engine, self._kit, self._plan = runtime.engine, runtime.kit, runtime.plan
         self._draft = runtime.plan.config.draft
         self._scheduler = runtime.scheduler()
-        longest = (self._plan.config.model.max_len or self._plan.shape.longest) + self._plan.config.reserved_rows
+        longest = self._plan.longest + self._plan.config.reserved_rows
         self._capacity = min(self._engine.cache.pages * self._engine.cache.page_size, longest)
         self._tally = Tally(
             target_kv_bytes=_pool_bytes(self._engine.cache.target),

@@ -70,6 +70,11 @@ class Plan:
     device: torch.device
     threads: int
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of one request, prompt and answer."""
+        return self.config.model.max_len or self.shape.longest
+
 
 @dataclass(frozen=True)
 class Runtime:
@@ -150,7 +155,7 @@ def build(plan: Plan) -> Runtime:
     torch.set_num_threads(plan.threads)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CPU_KERNELS))
     dtype = DTYPES[config.model.dtype]
-    max_len = config.model.max_len or plan.shape.longest
+    max_len = plan.longest
     rows = config.reserved_rows
     seed = DUMMY_SEED if config.model.load == "dummy" else None
     with memory_errors():

@@ -28,11 +28,6 @@ class Curve:
     draft: dict[str, Any]
     speed: Mapping[int, tuple[float, float, float]]  # concurrency: (low, value, high)
 
-    def interval(self, load: int) -> tuple[float, float]:
-        """Return the 95 % interval of its throughput at a load measured."""
-        low, _, high = self.speed[load]
-        return float(f"{low:.4g}"), float(f"{high:.4g}")
-
 
 @dataclass(frozen=True)
 class Range:

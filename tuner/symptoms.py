@@ -400,10 +400,13 @@ def broken_capture(lines: Sequence[str], facts: Facts) -> Symptom | None:
 
 def find(facts: Facts) -> Symptom | None:
     """Return what the log's end tells of: the last cause, else a broken capture, else a consequence, else a hint."""
-    if (cause := find_cause(facts)) is not None:
-        return cause
     lines = _lines(facts)
-    return broken_capture(lines, facts) or _last(lines, CONSEQUENCES, facts) or _last(lines, HINTS, facts)
+    return (
+        _last(lines, CAUSES, facts)
+        or broken_capture(lines, facts)
+        or _last(lines, CONSEQUENCES, facts)
+        or _last(lines, HINTS, facts)
+    )
 
 
 def find_cause(facts: Facts) -> Symptom | None:

@@ -99,7 +99,7 @@ def build_device(plan: Plan, ops: Ops | None = None) -> DeviceRuntime:
     if device.type == "cuda":
         torch.cuda.set_stream(_stream(device))  # graphs cannot be captured on the default one
     rows = config.reserved_rows
-    longest = (config.model.max_len or plan.shape.longest) + ROUNDS_BEHIND * rows
+    longest = plan.longest + ROUNDS_BEHIND * rows
     pages = memory.kv_tokens // memory.page_size
     layers = max((draft.layers or 0 for draft in config.drafts if isinstance(draft, DFlashDraft)), default=0)
     draft_kv = None if plan.draft_shape is None else draft_pool(plan.draft_shape, layers)

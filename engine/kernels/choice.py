@@ -14,7 +14,6 @@ import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +24,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 from triton.errors import TritonError
 
+from engine.events import emit
 from engine.kernels import linear
 from engine.kernels.launch import power_of_two
 from engine.kernels.linear import Library, Plan, Product, Stream, Vector
@@ -158,8 +158,10 @@ def choose(layers: Iterable[TritonLinear], rows: Sequence[int], book: Book) -> N
         timed = [each for each in time_plans(products, size, plans) if each.seconds is not None]
         book.choices[key] = min(timed, key=lambda each: each.seconds or 0.0).plan
     if measured:
-        with suppress(OSError):  # where nothing can be kept, the next start measures again
+        try:
             book.save()
+        except OSError as error:
+            emit("kernels_not_kept", path=str(book.path), reason=str(error), advice="every start measures them again")
     for key, (size, group) in groups.items():
         for layer in group:
             layer.plans[size] = book.choices[key]

@@ -52,9 +52,10 @@ def by_load_file(recommendation: Recommendation, records: Sequence[TrialRecord],
     if policy is None or len(policy.ranges) == 1:
         why = "no table of drafts can be fitted" if policy is None else "one draft serves every load best"
         raise NothingFeasible(f"{why}; export the recommendation itself")
+    measured = {load: policy.at(load).speed[load] for load in policy.expected}
     return LaunchFile(
         entries=servers(policy_config(like, policy)),
-        expected={load: {METRIC: policy.at(load).interval(load)} for load in policy.expected},
+        expected={load: {METRIC: _short(low, high)} for load, (low, _, high) in measured.items()},
         synthetic=chosen.synthetic,
         study=LaunchStudy(name=name, trial=chosen.trial, digest=digest),
     )
@@ -86,8 +87,12 @@ def recorded_config(trial: int, config: Mapping[str, Any]) -> EngineConfig:
 
 
 def _rounded(point: Point) -> dict[str, tuple[float, float]]:
-    """Return a point's intervals with the four digits that a reader wants; outwards by at most a half of the last."""
-    return {name: (float(f"{low:.4g}"), float(f"{high:.4g}")) for name, (low, high) in point.intervals.items()}
+    return {name: _short(*interval) for name, interval in point.intervals.items()}
+
+
+def _short(low: float, high: float) -> tuple[float, float]:
+    """Return an interval with the four digits that a reader wants; outwards by at most a half of the last."""
+    return float(f"{low:.4g}"), float(f"{high:.4g}")
 
 
 def render(launch: LaunchFile, path: Path, remarks: Iterable[str] = ()) -> str:

@@ -60,11 +60,12 @@ def test_known_choices_are_taken_without_measuring(tmp_path: Path) -> None:
     assert not book.path.exists()
 
 
-def test_a_book_that_cannot_be_kept_stops_nobody(tmp_path: Path) -> None:
+def test_a_book_that_cannot_be_kept_stops_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("no folder")
     layer = choice.TritonLinear(Product(torch.zeros(64, 32), None, None, gated=False))  # float32: nothing to measure
     choice.choose([layer], [1], Book(tmp_path / "file" / "linear.json"))
     assert layer.plans == {1: Library()}
+    assert '"event": "kernels_not_kept"' in capsys.readouterr().err
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="measuring needs a GPU")
