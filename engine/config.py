@@ -7,6 +7,7 @@ cannot do by `engine.backends`. Nothing here imports torch.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -363,15 +364,20 @@ def bundled() -> EngineConfig:
     return EngineConfig(model=Model(target=BUNDLED))
 
 
+def expanded(path: str) -> Path:
+    """Return a path with its `~` expanded; a home that nobody has stays as it is written, and is then missing."""
+    return Path(os.path.expanduser(path))  # Path.expanduser raises for such a home
+
+
 def target_folder(config: EngineConfig) -> Path:
     """Return the folder of the target's files (`bundled` resolved)."""
-    return PAIR / "target" if config.model.target == BUNDLED else Path(config.model.target).expanduser()
+    return PAIR / "target" if config.model.target == BUNDLED else expanded(config.model.target)
 
 
 def draft_folder(config: EngineConfig, draft: DFlashDraft) -> Path:
     """Return the folder of a draft's files: named by the config, else the one that comes with the target."""
     if draft.model is not None and draft.model != BUNDLED:
-        return Path(draft.model).expanduser()
+        return expanded(draft.model)
     if config.model.target == BUNDLED or draft.model == BUNDLED:
         return PAIR / "draft"
     return target_folder(config) / "draft"

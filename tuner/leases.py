@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from engine.config import expanded
 from tuner.errors import TunerError
 from tuner.executors.base import Lease
 from tuner.machine import Gpus, MachineError, look_at_gpus
@@ -59,7 +60,7 @@ def runtime_folder(environ: Mapping[str, str] = os.environ) -> Path:
         LeaseError: it cannot be made, or somebody else can look into it.
     """
     named = environ.get("TUNER_LEASES")
-    folder = Path(named).expanduser() if named else SHARED / f"{FOLDER}-{os.getuid()}"
+    folder = expanded(named) if named else SHARED / f"{FOLDER}-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
         facts = folder.lstat()

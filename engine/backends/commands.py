@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
-from engine.config import read_yaml
+from engine.config import expanded, read_yaml
 from engine.errors import ConfigError
 
 
@@ -46,7 +46,7 @@ _COMMANDS: TypeAdapter[Commands] = TypeAdapter(dict[Word, dict[Word, Command]])
 def commands_file(environ: Mapping[str, str] = os.environ) -> Path:
     """Return where the file lies, whether or not it exists."""
     named = environ.get("TUNER_BACKENDS")
-    return Path(named).expanduser() if named else Path("~/.config/tuner/backends.yaml").expanduser()
+    return expanded(named) if named else Path("~/.config/tuner/backends.yaml").expanduser()
 
 
 def load_commands(path: Path) -> Commands:

@@ -22,6 +22,7 @@ from engine.config import (
     EngineConfig,
     LaunchEntry,
     PolicyDraft,
+    expanded,
     target_folder,
 )
 from engine.errors import ConfigError
@@ -119,7 +120,7 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def _hub_names(config: EngineConfig) -> Iterator[Refusal]:
     """Yield names that are no folder here but look like a hub's. A missing folder is for the loader."""
     named = [("model.target", config.model.target, target_folder(config))]
-    named += [(f"{path}.model", d.model, Path(d.model).expanduser()) for path, d in draft_paths(config) if d.model]
+    named += [(f"{path}.model", d.model, expanded(d.model)) for path, d in draft_paths(config) if d.model]
     for path, name, folder in named:
         if name != BUNDLED and not folder.exists() and _HUB_NAME.fullmatch(name):
             yield Refusal(

@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.config import BUNDLED, DEFAULT_MAX_NODES, PAIR, DDTreeDraft, DFlashDraft, Draft, NoDraft, PolicyDraft
+from engine.config import (
+    BUNDLED,
+    DEFAULT_MAX_NODES,
+    PAIR,
+    DDTreeDraft,
+    DFlashDraft,
+    Draft,
+    NoDraft,
+    PolicyDraft,
+    expanded,
+)
 from engine.cost import CostTable
 from engine.drafters.base import Drafter
 from engine.drafters.ddtree import DDTreeDrafter, Fixed, Growing
@@ -93,5 +103,5 @@ def judge(draft: DFlashDraft, layers: int, rows: int, folder: Path | None) -> No
 
 
 def _another(name: str, own: Path | None) -> bool:
-    folder = PAIR / "draft" if name == BUNDLED else Path(name).expanduser()
+    folder = PAIR / "draft" if name == BUNDLED else expanded(name)
     return own is None or folder.resolve() != own.resolve()

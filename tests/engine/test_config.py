@@ -23,6 +23,7 @@ from engine.config import (
     Model,
     bundled,
     draft_folder,
+    expanded,
     explain,
     field_names,
     load_launch,
@@ -401,3 +402,8 @@ def test_folders(tmp_path: Path) -> None:
     assert draft_folder(local, chain) == tmp_path / "draft"
     assert draft_folder(local, DFlashDraft(model="bundled")) == PAIR / "draft"
     assert draft_folder(local, DFlashDraft(model="~/x")) == Path.home() / "x"
+
+
+def test_a_home_that_nobody_has_is_a_missing_folder() -> None:
+    assert expanded("~nobody-of-this-name/model") == Path("~nobody-of-this-name/model")
+    assert expanded("~/model") == Path.home() / "model"

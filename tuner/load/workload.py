@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
 
-from engine.config import PAIR
+from engine.config import PAIR, expanded
 from tuner.errors import TunerError, UsageError
 from tuner.load.sources import BundledPrompts, JsonlPrompts, Kinds, RandomPrompts, ShareGptPrompts
 from tuner.records import Workload
@@ -99,9 +99,9 @@ def load_prompts(source: Kinds, seed: int = 0) -> tuple[Prompt, ...]:
         case BundledPrompts():
             return _jsonl(BUNDLED_PROMPTS)
         case JsonlPrompts(path=path):
-            return _jsonl(Path(path).expanduser())
+            return _jsonl(expanded(path))
         case ShareGptPrompts(path=path, chat=chat):
-            return _sharegpt(Path(path).expanduser(), chat)
+            return _sharegpt(expanded(path), chat)
         case RandomPrompts():
             rng = random.Random(seed)
             low, high = source.input_tokens
