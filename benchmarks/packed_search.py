@@ -19,20 +19,22 @@ SCALE = 8.0  # seconds of a worker's unit of time: a load of 18 to 56 s, still s
 LONGEST = 1.10  # of the least possible, over all batches
 
 
-def measure(trials: int = TRIALS, scale: float = SCALE) -> dict[str, Any]:
-    """Run the study and return its figures."""
+def measure(trials: int = TRIALS, scale: float = SCALE, text: str = packed.SPACE) -> dict[str, Any]:
+    """Run the study of a space file and return its figures."""
     with tempfile.TemporaryDirectory(prefix="packed-search-") as name:
         folder = Path(name) / "study"
-        packed.begin(folder, trials, scale)
+        packed.begin(folder, trials, scale, text)
         with packed.pretended(Path(name) / "smi"):
             packed.search(folder, packed.Silent())
         study, held = StudyFolder(folder), packed.held_in(folder)
-        records, batches = study.read_trials(), json.loads(study.search.read_text())["packing"]
+        records, state = study.read_trials(), json.loads(study.search.read_text())
+        batches, exclusive = state["packing"], (state.get("calibration") or {"exclusive": True})["exclusive"]
     makespan, bound = (sum(batch[key] for batch in batches) for key in ("makespan", "bound"))
     return {
         "trials": len(records),
         "in_order": [record.trial for record in records] == list(range(len(records))),
-        "clashes": len(packed.clashes(held, exclusive=True)),
+        "exclusive_windows": exclusive,
+        "clashes": len(packed.clashes(held, exclusive=exclusive)),
         "batches": [batch["trials"] for batch in batches],
         "makespan_s": round(makespan, 1),
         "lower_bound_s": round(bound, 1),

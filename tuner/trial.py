@@ -156,6 +156,7 @@ async def leased(spec: TrialSpec, journal: Journal) -> AsyncIterator[Lease]:
     journal.begin("lease")
     async with lease(spec.lease, _holder(spec), spec.limits.lease_s, journal.tell) as held:
         if held.gpus:
+            journal.tell("GPU " + ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in held.gpus))
             await await_turn(tell=journal.tell)
         yield held
 
