@@ -196,6 +196,7 @@ def measure(port: int, model: str, concurrency: int) -> Level:
     gaps = [
         (each.arrivals[-1].time - each.arrivals[0].time) / (each.output_tokens - each.arrivals[0].tokens)
         for each in done
+        if each.output_tokens > each.arrivals[0].tokens  # else all of it came in one chunk: a busy client reads late
     ]
     return Level(
         tok_s=tokens / seconds,

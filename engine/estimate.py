@@ -112,10 +112,8 @@ __all__ = [
 
 KV_FRACTION = {"cuda": 0.85, "cpu": 0.25}  # a CPU serves other programs too
 RUNTIME_BYTES = {"cuda": 900 * MIB, "cpu": 450 * MIB}  # CUDA context and libraries; Python, torch, the front
-# Compiled kernels and the matrix library's workspaces. Four servers on an H200 with kernels chosen before held 0.97 to
-# 1.02 of their estimates with it; the first start of a model measures kernels and keeps up to 1.2 GB more.
-KERNEL_BYTES = 100 * MIB
-GRAPH_BYTES = 32 * MIB  # one captured graph's own nodes and static buffers
+NATIVE_CUDA_BYTES = 780 * MIB  # this engine's CUDA context, libraries and kernels: 761 to 805 MiB on an H200
+GRAPH_BYTES = 24 * MIB  # one captured graph's own nodes and static buffers
 SAMPLING_TENSORS = 10  # float64 tensors of probabilities that sampling holds at once, sorted and not
 
 
@@ -224,10 +222,9 @@ def memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, ma
         if config.backend.kind == "native":
             sampled = config.memory.max_running * config.verify_rows * shape.vocab
             graphs += min(SAMPLED_NUMBERS, sampled) * 8 * SAMPLING_TENSORS
-        guessed.append("graphs: one pool of a decode round's activations, 32 MiB a graph")
-    runtime = RUNTIME_BYTES[machine.kind]
-    if machine.kind == "cuda" and config.backend.kind == "native":
-        runtime += KERNEL_BYTES
+        guessed.append("graphs: one pool of a decode round's activations, 24 MiB a graph")
+    native = machine.kind == "cuda" and config.backend.kind == "native"
+    runtime = NATIVE_CUDA_BYTES if native else RUNTIME_BYTES[machine.kind]
     fixed = weights + draft_weights
     tokens = _kv_tokens(config, shape, machine, fixed, activations + graphs, kv_each + draft_kv_each)
     return MemoryEstimate(

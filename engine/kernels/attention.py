@@ -32,41 +32,61 @@ class AttendPlan:
 
 
 @triton.jit
-def slots_of(table_row, position, inside, PAGE: tl.constexpr):
-    """Return the pool slots (int64) of cached positions."""
-    page = tl.load(table_row + position // PAGE, mask=inside, other=0)
-    return page.to(tl.int64) * PAGE + position % PAGE
-
-
-@triton.jit
-def fold(
+def _blocks(
     q, pool, table_row, first, end, last_seen, kv_head, best, total, out, scale,
     KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Take positions first … end − 1 into the running softmax of q [rows, D]: maximum, sum and weighted values.
-
-    `scale` includes log2(e): exponentials are base 2. A row sees positions up to `last_seen` [rows].
-    """
+    """Take positions first … end − 1 into the running softmax, see `fold`. Without masks: whole blocks all rows see."""
     dim = tl.arange(0, DIM)
     empty = tl.zeros([q.shape[0], BLOCK], tl.float32)
     for begin in tl.range(first, end, BLOCK, num_stages=STAGES):
         position = begin + tl.arange(0, BLOCK)
         inside = position < end
-        row = (slots_of(table_row, position, inside, PAGE) * (2 * KV_HEADS) + kv_head) * DIM
+        if MASKED:
+            page = tl.load(table_row + position // PAGE, mask=inside, other=0)
+        else:
+            page = tl.load(table_row + position // PAGE)
+        row = ((page.to(tl.int64) * PAGE + position % PAGE) * (2 * KV_HEADS) + kv_head) * DIM
         place = pool + row[:, None] + dim[None, :]
-        keys = tl.load(place, mask=inside[:, None], other=0.0)
+        keys = tl.load(place, mask=inside[:, None], other=0.0) if MASKED else tl.load(place)
         scores = dot(q, tl.trans(keys), empty) * scale
-        seen = inside[None, :] & (position[None, :] <= last_seen[:, None])
-        scores = tl.where(seen, scores, -float("inf"))
+        if MASKED:
+            seen = inside[None, :] & (position[None, :] <= last_seen[:, None])
+            scores = tl.where(seen, scores, -float("inf"))
         best_now = tl.maximum(best, tl.max(scores, axis=1))
-        shift = tl.where(best_now == -float("inf"), 0.0, best_now)  # a row may see nothing of this stretch
+        shift = best_now
+        if MASKED:
+            shift = tl.where(best_now == -float("inf"), 0.0, best_now)  # a row may see nothing of this stretch
         weights = tl.exp2(scores - shift[:, None])
         keep = tl.exp2(best - shift)
-        values = tl.load(place + KV_HEADS * DIM, mask=inside[:, None], other=0.0)
+        place += KV_HEADS * DIM
+        values = tl.load(place, mask=inside[:, None], other=0.0) if MASKED else tl.load(place)
         out = dot(weights.to(values.dtype), values, out * keep[:, None])
         total = total * keep + tl.sum(weights, axis=1)
         best = best_now
     return best, total, out
+
+
+@triton.jit
+def fold(
+    q, pool, table_row, first, end, all_see, last_seen, kv_head, best, total, out, scale,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Take positions first … end − 1 into the running softmax of q [rows, D]: maximum, sum and weighted values.
+
+    `scale` includes log2(e): exponentials are base 2. A row sees positions up to `last_seen` [rows], and every row
+    those before `all_see`, most of a long text, which are taken without masks.
+    """
+    whole = first + tl.maximum(tl.minimum(all_see, end) - first, 0) // BLOCK * BLOCK
+    best, total, out = _blocks(
+        q, pool, table_row, first, whole, last_seen, kv_head, best, total, out, scale,
+        KV_HEADS, DIM, PAGE, BLOCK, STAGES, False,
+    )  # fmt: skip
+    return _blocks(
+        q, pool, table_row, whole, end, last_seen, kv_head, best, total, out, scale,
+        KV_HEADS, DIM, PAGE, BLOCK, STAGES, True,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -98,13 +118,14 @@ def _attend(
         dim = tl.arange(0, DIM)
         block = tl.load(q + line[:, None] * DIM + dim[None, :], mask=exists[:, None], other=0.0)
         last_seen = (length - QUERIES + query) if CAUSAL else tl.full([ROWS], 0, tl.int32) + length
+        all_see = (length - QUERIES + tile * TILE + 1) if CAUSAL else length
         table_row = table + tl.load(lanes + lane).to(tl.int64) * table_stride
         best = tl.full([ROWS], -float("inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         value = tl.zeros([ROWS, DIM], tl.float32)
         end = tl.minimum(first + stretch, length)
         best, total, value = fold(
-            block, pool, table_row, first, end, last_seen, kv_head, best, total, value, scale,
+            block, pool, table_row, first, end, all_see, last_seen, kv_head, best, total, value, scale,
             KV_HEADS, DIM, PAGE, BLOCK, STAGES,
         )  # fmt: skip
         if WHOLE:

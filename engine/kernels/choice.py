@@ -177,6 +177,8 @@ def compile_all(work: Sequence[tuple[Product, int, Sequence[Plan]]]) -> None:
     jobs: dict[tuple[object, ...], tuple[Product, int, Plan]] = {}  # shapes of one kind share a compilation
     for product, rows, plans in work:
         for plan in plans if len(plans) > 1 else ():
+            if isinstance(plan, Library):  # nothing to compile, and every thread would have it take a workspace
+                continue
             kind = (plan, product.eps is None, product.gated, product.bias is None)
             jobs.setdefault(kind, (product, rows, plan))
     with ThreadPoolExecutor(THREADS) as pool:

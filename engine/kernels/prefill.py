@@ -59,8 +59,9 @@ def _prefill(
             best = tl.full([ROWS], -float("inf"), tl.float32)
             total = tl.zeros([ROWS], tl.float32)
             end = cached + tl.minimum((tile + 1) * TILE, size)
+            all_see = cached + tile * TILE + 1
             best, total, value = fold(
-                block, pool, table_row, 0, end, cached + query, kv_head, best, total, value, scale,
+                block, pool, table_row, 0, end, all_see, cached + query, kv_head, best, total, value, scale,
                 KV_HEADS, DIM, PAGE, BLOCK, STAGES,
             )  # fmt: skip
             value /= total[:, None]

@@ -16,7 +16,9 @@ from engine.kernels.linear import Product
 from engine.kernels.prefill import PrefillPlan
 
 LARGEST_HEAD = 256
-LONG, LONG_ATTEND = 8192, AttendPlan(block=128)  # for one row a lane where lengths may be at least this
+# Where lengths may be at least LONG: wide steps for one row a lane; for more, one program per multiprocessor with as
+# many steps in flight as fit, as long as stretches of the cache are all there is to share out.
+LONG, LONG_ATTEND, LONG_VERIFY = 8192, AttendPlan(block=128), AttendPlan(stages=5, programs=132)
 # In float32 the matrix units do not help: small tiles, which fit into registers.
 NARROW_ATTEND = AttendPlan(block=32, tile_rows=32, stages=2)
 NARROW_PREFILL = PrefillPlan(tile_rows=32, block=32, warps=4, stages=2)
@@ -82,9 +84,15 @@ class TritonOps:
         return gate.silu_mul(gate_up)
 
     def attend(self, q: Tensor, pool: Tensor, paged: Paged, queries: int, max_len: int, causal: bool) -> Tensor:
-        plan = LONG_ATTEND if queries == 1 and max_len >= LONG else AttendPlan()
+        streams = paged.lanes.shape[0] * pool.shape[1] // 2
         if q.dtype == torch.float32:
             plan = NARROW_ATTEND
+        elif max_len < LONG:
+            plan = AttendPlan()
+        elif queries == 1:
+            plan = LONG_ATTEND
+        else:
+            plan = LONG_VERIFY if 2 * streams <= LONG_VERIFY.programs else AttendPlan()
         return attention.attend(q, pool, paged, queries, max_len, causal, plan)
 
     def attend_prefill(self, q: Tensor, pool: Tensor, paged: Paged, offsets: Tensor) -> Tensor:
