@@ -1,4 +1,4 @@
-"""A real `tuner search` over SGLang's CPU server: the machine-local command, the committed space, the records.
+"""A real `tuner search` over SGLang's CPU server, the contract suite against it, and the records.
 
 SGLang runs no speculation on a CPU, so the drafts of the space are pruned before any launch and the search measures
 what is left. What it shows is the whole path: lease, launch, readiness, load, measurement, stop, front.
@@ -20,6 +20,7 @@ from engine.backends import commands_file, find_command
 
 SPACE = ROOT / "search_spaces" / "bundled_sglang_cpu.yaml"
 SECONDS = 560.0
+CONTRACT = ("-m", "pytest", "-p", "no:cacheprovider", "-m", "sglang", "-rf", "tests/contract")
 
 
 def search(space: Path, results: Path) -> tuple[int, str, float]:
@@ -51,6 +52,24 @@ def without_paths(value: Any, folders: tuple[str, ...]) -> Any:
     return value
 
 
+def contract() -> dict[str, Any]:
+    """Run the contract suite against SGLang, and return what pytest counted."""
+    command = [sys.executable, *CONTRACT]
+    began = time.monotonic()
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+        said, status = done.stdout, done.returncode
+    except subprocess.TimeoutExpired as error:
+        said, status = (error.stdout or b"").decode("utf-8", "replace"), -1
+    print(said[-6000:])
+    return {
+        "command": list(CONTRACT),
+        "status": status,
+        "seconds": round(time.monotonic() - began, 1),
+        "said": [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))] + said.splitlines()[-1:],
+    }
+
+
 def main() -> None:
     """Search and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -74,6 +93,7 @@ def main() -> None:
             "launch": (study / "launch.yaml").read_text(encoding="utf-8")
             if (study / "launch.yaml").is_file()
             else None,
+            "contract": contract(),
             "trials": records,
         }
         write(arguments.out, found)

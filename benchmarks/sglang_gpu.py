@@ -28,6 +28,7 @@ from typing import Any
 import yaml
 
 from benchmarks.common import RESULTS, ROOT, write
+from benchmarks.sglang_cpu import contract as run_contract
 from benchmarks.sglang_cpu import without_paths
 from engine.backends import commands_file, find_command
 from tuner.machine import Gpus, look_at_gpus
@@ -39,7 +40,6 @@ SAMPLE_SECONDS = 1.0
 POLL_SECONDS = 0.5
 SPARE_SECONDS = 10.0  # beyond the longest trial so far: a trial that cannot end in time is not begun
 ENDING_SECONDS = 90.0  # an interrupted search ends its server, and proves the GPU's memory back
-CONTRACT_SECONDS = 420.0
 SHOWN = ("output_tok_s", "tpot_ms_p50", "ttft_ms_p90", "accept_length")
 JUDGED = ("verdict", "why", "ties", "beyond", "regret", "bound")
 LOG_LINES = 40  # of a failed trial's server
@@ -208,36 +208,11 @@ def end(process: subprocess.Popen[bytes]) -> int:
 
 def contract(folder: Path) -> int:
     """Run the contract suite against SGLang, without speculation and with DFLASH; keep what pytest counted."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-m",
-        "sglang",
-        "-rf",
-        "tests/contract",
-    ]
     folder.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
     with watched(folder / "memory.jsonl"):
-        try:
-            done = subprocess.run(
-                command, cwd=ROOT, capture_output=True, text=True, timeout=CONTRACT_SECONDS, check=False
-            )
-            said, status = done.stdout, done.returncode
-        except subprocess.TimeoutExpired as error:
-            said, status = (error.stdout or b"").decode("utf-8", "replace"), -1
-    print(said[-6000:])
-    found = {
-        "command": command[1:],
-        "status": status,
-        "seconds": round(time.monotonic() - began, 1),
-        "said": [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))] + said.splitlines()[-1:],
-    }
+        found = run_contract()
     (folder / "contract.json").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    return status
+    return int(found["status"])
 
 
 # -------------------------------------------------------------------------------------------------- the record

@@ -36,7 +36,7 @@ def draft_path(config: EngineConfig) -> str:
     if not folder.is_dir():
         return draft.model if draft.model is not None else str(folder.absolute())
     if draft.layers is not None:
-        folder = first_layers(folder, draft.layers)
+        folder = first_layers(folder, draft.layers, dummy=config.model.load == "dummy")
     return str(folder.absolute())
 
 

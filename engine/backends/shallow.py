@@ -52,10 +52,11 @@ def shallow_name(path: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def first_layers(folder: Path, layers: int, cache: Path | None = None) -> Path:
+def first_layers(folder: Path, layers: int, cache: Path | None = None, *, dummy: bool = False) -> Path:
     """Return a folder that holds the drafter of `folder` with its first `layers` layers; made when it is not there.
 
-    The whole drafter is returned as it is when it has no more layers.
+    The whole drafter is returned as it is when it has no more layers. `dummy`: a server draws its weights, and needs
+    none of these.
 
     Raises:
         ModelError: no DFlash drafter, not as safetensors, damaged, or the cache cannot be written.
@@ -65,8 +66,8 @@ def first_layers(folder: Path, layers: int, cache: Path | None = None) -> Path:
         return folder
     cache = cache_folder() if cache is None else cache
     try:
-        files = sorted(folder.glob("*.safetensors"))
-        if not files:
+        files = [] if dummy else sorted(folder.glob("*.safetensors"))
+        if not files and not dummy:
             raise ModelError(f"{folder}: no *.safetensors; draft.layers needs the drafter's weights as safetensors")
         made = cache / f"{_digest([folder / 'config.json', *files])}-first-{layers}"
         if made.is_dir():
@@ -76,7 +77,8 @@ def first_layers(folder: Path, layers: int, cache: Path | None = None) -> Path:
             work = Path(temporary) / made.name
             work.mkdir()
             _write_config(folder, work, shape, layers)
-            _write_weights(files, work / "model.safetensors", layers)
+            if not dummy:
+                _write_weights(files, work / "model.safetensors", layers)
             _copy_side_files(folder, work)
             try:
                 work.rename(made)

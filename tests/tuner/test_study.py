@@ -15,10 +15,10 @@ from tests.tuner.test_report import data_of
 from tuner import session
 from tuner.errors import NothingFeasible, StudyError, UsageError
 from tuner.executors.local import LocalExecutor
-from tuner.records import Event, TrialRecord, TrialSpec, canonical
+from tuner.records import Event, Failure, TrialRecord, TrialSpec, canonical
 from tuner.space import load_space
 from tuner.store import read_events
-from tuner.study import Outcome, Progress
+from tuner.study import Outcome, Progress, describe
 
 WORKER = (sys.executable, str(Path(__file__).parent / "tiny_worker.py"))
 
@@ -273,3 +273,9 @@ def test_impossible_points_of_a_large_space_cost_no_launch(tmp_path: Path) -> No
     assert all(record.state == "measured" for record in launched)
     assert refused
     assert all(r.failure is not None and r.failure.evidence for r in refused)
+
+
+@pytest.mark.parametrize(("kind", "told"), [("client_bound", "what was seen"), ("oom_start", "the line that decided")])
+def test_a_failure_is_told_by_what_decided(kind: Any, told: str) -> None:
+    failure = Failure(kind=kind, stage="load", evidence=("what was seen", "a log", "the line that decided"), advice="a")
+    assert describe(failure) == f"{kind} at load: {told}; a"

@@ -52,6 +52,18 @@ def test_all_layers_are_the_folder_itself(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_random_weights_need_no_files(tmp_path: Path) -> None:
+    shape = tmp_path / "shape"
+    shape.mkdir()
+    (shape / "config.json").write_bytes((DRAFT / "config.json").read_bytes())
+    with pytest.raises(ModelError, match=r"no \*\.safetensors"):
+        first_layers(shape, 1, tmp_path / "cache")
+    made = first_layers(shape, 1, tmp_path / "cache", dummy=True)
+    assert [path.name for path in made.iterdir()] == ["config.json"]
+    assert read_draft_shape(made).layers == 1
+    assert first_layers(DRAFT, 1, tmp_path / "cache") != made  # with weights it is another drafter
+
+
 def sharded(folder: Path, **changes: object) -> Path:
     """A drafter in two files, with default taps, prefixed names and a file of code."""
     folder.mkdir()
