@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -25,8 +26,8 @@ import yaml
 
 from benchmarks.common import RESULTS, ROOT, write
 from benchmarks.packed_search import measure
-from benchmarks.sglang_cpu import without_paths
-from benchmarks.sglang_gpu import launch_text, lines, memory_of, search, spans, study_folder, summary, tail
+from benchmarks.sglang_cpu import launch_text, without_paths
+from benchmarks.sglang_gpu import lines, memory_of, search, spans, study_folder, summary, tail
 from engine.backends import commands_file, find_command
 from tuner.machine import look_at_gpus
 from tuner.store import StudyFolder
@@ -73,31 +74,45 @@ def clashes(held: Sequence[dict[str, Any]]) -> list[tuple[int, int]]:
     ]
 
 
-def used(held: Sequence[dict[str, Any]], packing: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return how well batches of trials were packed; seconds. `one_by_one` is what they take without neighbours."""
+def used(records: Sequence[dict[str, Any]], packing: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return how well batches of trials were packed; seconds. `one_by_one`: all but the waiting of their trials."""
     batches = []
     for batch in packing:
         numbers = range(batch["first"], batch["first"] + batch["trials"])
-        alone = sum(each["end"] - each["begin"] for each in held if each["trial"] in numbers)
-        batches.append(batch | {"one_by_one": round(alone, 1), "times_faster": round(alone / batch["makespan"], 2)})
+        spent = [each["seconds"] for each in records if each["trial"] in numbers]
+        alone = sum(sum(seconds.values()) - seconds.get("lease", 0.0) for seconds in spent)
+        batches.append(batch | {"one_by_one": round(alone, 1)})
     makespan, bound, alone = (sum(each[key] for each in batches) for key in ("makespan", "bound", "one_by_one"))
     found: dict[str, Any] = {"batches": batches}
-    if batches:
+    if makespan and bound:
         found |= {"makespan": round(makespan, 1), "bound": round(bound, 1), "one_by_one": round(alone, 1)}
         found |= {"over_bound": round(makespan / bound, 3), "times_faster": round(alone / makespan, 2)}
     return found
 
 
-def back(memory: dict[str, dict[str, dict[str, int | None]]], samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return MiB by GPU before the study and at its end, and the trials after which the host still held more."""
-    first, last = samples[0]["used"], samples[-1]["used"]
-    left = {gpu: last[gpu] - first[gpu] for gpu in first}
+def back(
+    held: Sequence[dict[str, Any]], of: dict[int, dict[str, Any]], samples: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """Return MiB by GPU before the study and at its end, and of each trial on its own GPUs.
+
+    `of`: by trial, what `memory_of` says of all GPUs. `back` is None where no sample was taken after the last trial.
+    """
+    own = {
+        str(each["trial"]): {gpu: of[each["trial"]].get(gpu) for gpu in (name.split()[0] for name in each["gpus"])}
+        for each in held
+        if each["trial"] in of
+    }
+    if not samples:
+        return {"back": None, "by_trial": own}
+    first, last = samples[0], samples[-1]
+    told = bool(first["used"]) and last["time"] >= max((each["end"] for each in held), default=0.0)
+    most = {gpu: last["used"].get(gpu, mib) - mib for gpu, mib in first["used"].items()}
     return {
-        "before_mib": first,
-        "after_mib": last,
-        "back": all(more <= BACK_MIB for more in left.values()),
-        "by_trial": memory,
-        "processes_left": samples[-1]["pids"],
+        "before_mib": first["used"],
+        "after_mib": last["used"],
+        "back": all(more <= BACK_MIB for more in most.values()) if told else None,
+        "by_trial": own,
+        "processes_left": last["pids"],
     }
 
 
@@ -108,7 +123,7 @@ def record(folder: Path, space: Path, out: Path, commit: str | None) -> None:
     records, events = lines(folder_of / "trials.jsonl"), lines(folder_of / "events.jsonl")
     samples, held = lines(folder / "memory.jsonl"), leases(events)
     state = json.loads(study.search.read_text(encoding="utf-8")) if study.search.is_file() else {}
-    memory = {str(span.trial): memory_of(span, samples) for span in spans(folder_of)}
+    memory = {span.trial: memory_of(span, samples) for span in spans(folder_of)}
     version, command = find_command("sglang", None)
     whole = [path for path in (folder_of / name for name in ("front.json", "policy.json")) if path.is_file()]
     found: dict[str, Any] = {
@@ -118,13 +133,13 @@ def record(folder: Path, space: Path, out: Path, commit: str | None) -> None:
         "options": [word for word in command.command if word.startswith("--")],
         "gpus": [f"{gpu.index} {gpu.name} ({gpu.uuid})" for gpu in look_at_gpus().gpus],
         "calls": lines(folder / "calls.jsonl"),
-        "space": yaml.safe_load(space.read_text(encoding="utf-8")),
+        "space": yaml.safe_load(study.space.read_text(encoding="utf-8")),
         "study": json.loads(study.provenance.read_text(encoding="utf-8")),
         "search": state,
         "leases": held,
         "clashes": clashes(held),
-        "packing": used(held, state.get("packing", [])),
-        "memory": back(memory, samples),
+        "packing": used(records, state.get("packing", [])),
+        "memory": back(held, memory, samples),
         "summary": [described(each) for each in records],
         "launch": launch_text(folder_of / "launch.yaml"),
         "logs": {str(each["trial"]): tail(folder_of, each["trial"]) for each in records if each["failure"] is not None},
@@ -133,7 +148,7 @@ def record(folder: Path, space: Path, out: Path, commit: str | None) -> None:
     found |= {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in whole}
     write(out, found)
     written = json.loads(out.read_text(encoding="utf-8"))
-    names = (str(folder), str(out.parent), str(commands_file().parent), str(ROOT), str(Path.home()))
+    names = (str(folder), str(out.parent), str(commands_file().parent), str(ROOT), str(Path.home()), sys.prefix)
     out.write_text(json.dumps(without_paths(written, names), indent=1) + "\n", encoding="utf-8")
     for line in found["summary"]:
         print(json.dumps(line))

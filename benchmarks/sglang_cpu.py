@@ -31,12 +31,12 @@ def search(space: Path, results: Path) -> tuple[int, str, float]:
     return ended.returncode, ended.stdout + ended.stderr, time.monotonic() - began
 
 
-def launch(path: Path) -> str | None:
-    """Return the launch file without its comment, which holds this machine's command."""
+def launch_text(path: Path) -> str | None:
+    """Return a launch file without its comment, which holds this machine's command."""
     if not path.is_file():
         return None
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return "\n".join(line for line in lines if not line.startswith("#")) + "\n"
+    kept = (line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
+    return "\n".join(kept) + "\n"
 
 
 def without_paths(value: Any, folders: tuple[str, ...]) -> Any:
@@ -58,7 +58,7 @@ def contract() -> dict[str, Any]:
     began = time.monotonic()
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
-        said, status = done.stdout, done.returncode
+        said, status = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as error:
         said, status = (error.stdout or b"").decode("utf-8", "replace"), -1
     print(said[-6000:])
@@ -90,16 +90,17 @@ def main() -> None:
             "seconds": round(seconds, 1),
             "states": [record["state"] for record in records],
             "front": json.loads(front.read_text(encoding="utf-8")) if front.is_file() else None,
-            "launch": (study / "launch.yaml").read_text(encoding="utf-8")
-            if (study / "launch.yaml").is_file()
-            else None,
-            "contract": contract(),
+            "launch": launch_text(study / "launch.yaml"),
             "trials": records,
         }
         write(arguments.out, found)
         written = json.loads(arguments.out.read_text(encoding="utf-8"))
         names = (folder, str(arguments.out.parent), str(commands_file().parent), str(ROOT), str(Path.home()))
-        arguments.out.write_text(json.dumps(without_paths(written, names), indent=1) + "\n", encoding="utf-8")
+        known = without_paths(written, names)
+        arguments.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    known["contract"] = without_paths(contract(), names)
+    arguments.out.write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    raise SystemExit(status or known["contract"]["status"])
 
 
 if __name__ == "__main__":

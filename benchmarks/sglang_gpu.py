@@ -29,7 +29,7 @@ import yaml
 
 from benchmarks.common import RESULTS, ROOT, write
 from benchmarks.sglang_cpu import contract as run_contract
-from benchmarks.sglang_cpu import without_paths
+from benchmarks.sglang_cpu import launch_text, without_paths
 from engine.backends import commands_file, find_command
 from tuner.machine import Gpus, look_at_gpus
 from tuner.space import load_space
@@ -269,14 +269,6 @@ def summary(record: dict[str, Any], span: Span | None, samples: list[dict[str, A
         "memory": memory_of(span, samples) if span is not None else None,
         "failure": record["failure"] and [record["failure"]["kind"], record["failure"]["stage"]],
     }
-
-
-def launch_text(path: Path) -> str | None:
-    """Return a launch file without its comment, which holds this machine's command."""
-    if not path.is_file():
-        return None
-    kept = (line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
-    return "\n".join(kept) + "\n"
 
 
 def tail(study: Path, trial: int) -> list[str]:

@@ -113,7 +113,8 @@ __all__ = [
 KV_FRACTION = {"cuda": 0.85, "cpu": 0.25}  # a CPU serves other programs too
 RUNTIME_BYTES = {"cuda": 900 * MIB, "cpu": 450 * MIB}  # CUDA context and libraries; Python, torch, the front
 NATIVE_CUDA_BYTES = 780 * MIB  # this engine's CUDA context, libraries and kernels: 761 to 805 MiB on an H200
-GRAPH_BYTES = 24 * MIB  # one captured graph's own nodes and static buffers
+# One captured graph's own nodes and static buffers: this engine's, fitted on an H200, and other servers'.
+GRAPH_BYTES, OTHERS_GRAPH_BYTES = 24 * MIB, 32 * MIB
 SAMPLING_TENSORS = 10  # float64 tensors of probabilities that sampling holds at once, sorted and not
 
 
@@ -218,11 +219,12 @@ def memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, ma
     graphs = 0
     guessed = ["activations: widest layer, features and logits", "runtime: a typical process"]
     if isinstance(config.graphs, Captured):
-        graphs = decode + GRAPH_BYTES * len(config.graphs.batch_sizes)
-        if config.backend.kind == "native":
+        own = config.backend.kind == "native"
+        graphs = decode + (GRAPH_BYTES if own else OTHERS_GRAPH_BYTES) * len(config.graphs.batch_sizes)
+        if own:
             sampled = config.memory.max_running * config.verify_rows * shape.vocab
             graphs += min(SAMPLED_NUMBERS, sampled) * 8 * SAMPLING_TENSORS
-        guessed.append("graphs: one pool of a decode round's activations, 24 MiB a graph")
+        guessed.append("graphs: one pool of a decode round's activations, 24 or 32 MiB a graph")
     native = machine.kind == "cuda" and config.backend.kind == "native"
     runtime = NATIVE_CUDA_BYTES if native else RUNTIME_BYTES[machine.kind]
     fixed = weights + draft_weights

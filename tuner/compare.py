@@ -247,7 +247,7 @@ async def _window(side: Side, server: Server | None, held: Lease, plan: Plan) ->
 
 def _failed(side: Side, remains: Remains, server: Server) -> CompareFailed:
     failure = classify(dataclasses.replace(remains, tail=server.process.tail()))
-    last = clean(failure.evidence[0]) if failure.evidence else ""
+    last = clean(failure.told or failure.evidence[0]) if failure.evidence else ""
     return CompareFailed(f"{side.name}: {failure.kind} at {failure.stage}: {last}; {failure.advice}")
 
 

@@ -99,6 +99,7 @@ def classify(remains: Remains) -> Failure:
         kind=kind,
         stage=remains.stage,
         evidence=_evidence(remains, quoted),
+        told=_clip(quoted or (remains.reason if remains.seen is not None else "")),
         advice=advice or ADVICE[kind],
     )
 
@@ -225,9 +226,8 @@ def from_error(stage: Stage, error: Exception, kind: str, evidence: Sequence[str
     """Return the failure of a trial that could not go on for a known cause; `kind` is the cause's own word."""
     known: FailureKind = next((name for name in get_args(FailureKind) if name == kind), "crashed")
     advice = (LEASE_ADVICE if stage == "lease" else ADVICE).get(known, ADVICE[known])
-    return Failure(
-        kind=known, stage=stage, evidence=tuple(_clip(line) for line in (str(error), *evidence)), advice=advice
-    )
+    lines = tuple(_clip(line) for line in (str(error), *evidence))
+    return Failure(kind=known, stage=stage, evidence=lines, told=lines[0], advice=advice)
 
 
 def from_trace(stage: Stage, trace: str) -> Failure:

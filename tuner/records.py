@@ -391,6 +391,7 @@ class Failure(Record):
     kind: FailureKind
     stage: Stage
     evidence: tuple[str, ...] = Field((), description="Lines of the log, the exit status, what was seen.")
+    told: str = Field("", description="The line of evidence that decided; empty where the last one did.")
     advice: str = Field("", description="What to change, with the number where there is one.")
 
 

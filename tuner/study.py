@@ -46,8 +46,6 @@ UNCAPTURED: frozenset[FailureKind] = frozenset({"graph_capture", "oom_capture"})
 FRUITLESS = 5  # failed launches in a row, with nothing measured, before the search gives up
 WANDERING = 20  # impossible suggestions in a row before points are drawn from the possible ones
 TRIES = 3  # launches in a row that the machine did not let begin, before the study stops
-# What the tuner saw itself: the first line of evidence says how. Of other failures the log's deciding line is the last.
-SEEN = ("no_progress", "wrong_model", "garbage_output", "lost_parity", "acceptance_collapse", "client_bound")
 ROUNDS = 2  # a batch asks for so many times the GPUs there are: room to pack them well
 
 
@@ -464,7 +462,7 @@ def _speed(record: TrialRecord, load: int) -> float | None:
 
 def describe(failure: Failure) -> str:
     """Return a failure on one line."""
-    told = failure.evidence[0 if failure.kind in SEEN else -1] if failure.evidence else ""
+    told = failure.told or (failure.evidence[-1] if failure.evidence else "")
     evidence = f": {told}" if told else ""
     advice = f"; {failure.advice}" if failure.advice else ""
     return f"{failure.kind} at {failure.stage}{evidence}{advice}"

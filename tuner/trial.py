@@ -251,7 +251,7 @@ def not_gone(stopped: Stopped | None, held_back: tuple[HeldBack, ...] = ()) -> F
     if not evidence:
         return None
     advice = "a process that SIGKILL does not end hangs in the kernel or a driver: reset the GPU or reboot"
-    return Failure(kind="crashed", stage="stop", evidence=evidence, advice=advice)
+    return Failure(kind="crashed", stage="stop", evidence=evidence, told=evidence[0], advice=advice)
 
 
 def _failed(spec: TrialSpec, failure: Failure) -> TrialRecord:

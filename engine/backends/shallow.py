@@ -69,7 +69,7 @@ def first_layers(folder: Path, layers: int, cache: Path | None = None, *, dummy:
         files = [] if dummy else sorted(folder.glob("*.safetensors"))
         if not files and not dummy:
             raise ModelError(f"{folder}: no *.safetensors; draft.layers needs the drafter's weights as safetensors")
-        made = cache / f"{_digest([folder / 'config.json', *files])}-first-{layers}"
+        made = cache / f"{_digest([folder / 'config.json', *(_side_files(folder) if dummy else files)])}-first-{layers}"
         if made.is_dir():
             return made
         cache.mkdir(parents=True, exist_ok=True)
@@ -176,8 +176,16 @@ def _copy(source: BinaryIO, out: BinaryIO, tensor: _Tensor) -> None:
 
 def _copy_side_files(folder: Path, work: Path) -> None:
     """Copy what a server may want beside the weights: tokenizer, generation config, model code."""
-    for path in folder.iterdir():
-        if path.name == "config.json" or path.name.endswith(_WEIGHTS) or not path.is_file():
-            continue
-        if path.stat().st_size <= _MAX_SIDE_FILE:
-            shutil.copyfile(path, work / path.name)
+    for path in _side_files(folder):
+        shutil.copyfile(path, work / path.name)
+
+
+def _side_files(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.name != "config.json"
+        and not path.name.endswith(_WEIGHTS)
+        and path.is_file()
+        and path.stat().st_size <= _MAX_SIDE_FILE
+    ]

@@ -24,6 +24,16 @@ NARROW_ATTEND = AttendPlan(block=32, tile_rows=32, stages=2)
 NARROW_PREFILL = PrefillPlan(tile_rows=32, block=32, warps=4, stages=2)
 
 
+def plan_for(dim: int, streams: int, queries: int, max_len: int) -> AttendPlan:
+    """Return how attention of 16-bit rows is cut; `streams`: lanes × KV heads, of `queries` rows each."""
+    if max_len < LONG:
+        return AttendPlan()
+    if queries == 1:
+        return LONG_ATTEND
+    # Five steps of wide heads do not fit into a multiprocessor, and with many streams it is no faster.
+    return LONG_VERIFY if dim <= 128 and 4 * streams <= LONG_VERIFY.programs else AttendPlan()
+
+
 class TritonOps:
     """See `base.Ops`."""
 
@@ -85,14 +95,7 @@ class TritonOps:
 
     def attend(self, q: Tensor, pool: Tensor, paged: Paged, queries: int, max_len: int, causal: bool) -> Tensor:
         streams = paged.lanes.shape[0] * pool.shape[1] // 2
-        if q.dtype == torch.float32:
-            plan = NARROW_ATTEND
-        elif max_len < LONG:
-            plan = AttendPlan()
-        elif queries == 1:
-            plan = LONG_ATTEND
-        else:
-            plan = LONG_VERIFY if 2 * streams <= LONG_VERIFY.programs else AttendPlan()
+        plan = NARROW_ATTEND if q.dtype == torch.float32 else plan_for(q.shape[-1], streams, queries, max_len)
         return attention.attend(q, pool, paged, queries, max_len, causal, plan)
 
     def attend_prefill(self, q: Tensor, pool: Tensor, paged: Paged, offsets: Tensor) -> Tensor:

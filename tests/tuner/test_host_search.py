@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.host_search import clashes, leases, used
+from benchmarks.host_search import back, clashes, leases, used
 from tests.fake_server.plan import Plan
 from tests.tuner.running import run_fake
 from tests.tuner.smi import FakeSmi
@@ -41,7 +41,21 @@ def test_two_that_hold_a_gpu_at_once_are_found() -> None:
 
 
 def test_packing_is_set_against_one_after_the_other() -> None:
-    held = [{"trial": trial, "gpus": [str(trial % 2)], "begin": 0.0, "end": 30.0} for trial in range(1, 5)]
-    found = used(held, [{"first": 1, "trials": 4, "makespan": 66.0, "bound": 60.0, "ratio": 1.1}])
+    spent = {"lease": 7.0, "launch": 20.0, "load": 10.0}  # another's window is waited for in the lease
+    records = [{"trial": trial, "seconds": spent} for trial in range(1, 5)]
+    found = used(records, [{"first": 1, "trials": 4, "makespan": 66.0, "bound": 60.0, "ratio": 1.1}])
     assert (found["one_by_one"], found["times_faster"], found["over_bound"]) == (120.0, 1.82, 1.1)
-    assert used(held, []) == {"batches": []}
+    assert used(records, []) == {"batches": []}
+
+
+def test_memory_is_back_only_where_that_was_seen() -> None:
+    held = [{"trial": 0, "gpus": ["1 (GPU-b)"], "begin": 1.0, "end": 5.0}]
+    of = {0: {"0": {"most_mib": 9}, "1": {"most_mib": 70}}}
+    before = {"time": 0.0, "used": {"0": 4, "1": 4}, "pids": {"0": [], "1": []}}
+    after = before | {"time": 6.0}
+    found = back(held, of, [before, after])
+    assert found["back"] is True
+    assert found["by_trial"] == {"0": {"1": {"most_mib": 70}}}
+    assert back(held, of, [before, after | {"used": {"0": 4, "1": 900}}])["back"] is False
+    assert back(held, of, [before, before | {"time": 4.0}])["back"] is None  # sampling ended while it ran
+    assert back(held, of, [])["back"] is None

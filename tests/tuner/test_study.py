@@ -15,7 +15,8 @@ from tests.tuner.test_report import data_of
 from tuner import session
 from tuner.errors import NothingFeasible, StudyError, UsageError
 from tuner.executors.local import LocalExecutor
-from tuner.records import Event, Failure, TrialRecord, TrialSpec, canonical
+from tuner.failures import Remains, classify
+from tuner.records import Event, TrialRecord, TrialSpec, canonical
 from tuner.space import load_space
 from tuner.store import read_events
 from tuner.study import Outcome, Progress, describe
@@ -275,7 +276,22 @@ def test_impossible_points_of_a_large_space_cost_no_launch(tmp_path: Path) -> No
     assert all(r.failure is not None and r.failure.evidence for r in refused)
 
 
-@pytest.mark.parametrize(("kind", "told"), [("client_bound", "what was seen"), ("oom_start", "the line that decided")])
-def test_a_failure_is_told_by_what_decided(kind: Any, told: str) -> None:
-    failure = Failure(kind=kind, stage="load", evidence=("what was seen", "a log", "the line that decided"), advice="a")
-    assert describe(failure) == f"{kind} at load: {told}; a"
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.30 GiB."
+LOG = f"INFO heartbeat\n{OOM}\nINFO heartbeat"
+
+
+@pytest.mark.parametrize(
+    ("remains", "told"),
+    [
+        (
+            Remains("load", "the load generator was too slow", "client_bound", tail=LOG),
+            "the load generator was too slow",
+        ),
+        (Remains("ready", "the server runs another config", "config", tail=LOG), "the server runs another config"),
+        (Remains("ready", "the server ended before it was ready", tail=LOG), OOM),
+    ],
+)
+def test_a_failure_is_told_by_what_decided(remains: Remains, told: str) -> None:
+    failure = classify(remains)
+    assert told in failure.evidence
+    assert describe(failure).startswith(f"{failure.kind} at {failure.stage}: {told}; ")

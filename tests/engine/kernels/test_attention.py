@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="a CPU-only torch comes without Triton")
 from engine.kernels import attention, prefill
 from engine.kernels.attention import AttendPlan
 from engine.kernels.prefill import PrefillPlan
-from engine.kernels.triton_ops import TritonOps
+from engine.kernels.triton_ops import TritonOps, plan_for
 
 
 @DTYPES
@@ -52,6 +52,14 @@ def test_more_rows_than_a_tile_holds() -> None:
     q = normal(14, 8, 32)
     expected = WIDE.attend(q.double(), made.wide, made.paged, 7, 64, True)
     close(attention.attend(q, made.pool, made.paged, 7, 64, True, AttendPlan(block=16, tile_rows=8)), expected)
+
+
+def test_long_caches_are_cut_by_rows_and_streams() -> None:
+    short, one, several = plan_for(128, 8, 16, 4096), plan_for(128, 8, 1, 32768), plan_for(128, 8, 16, 32768)
+    assert (short, one.block) == (AttendPlan(), 128)
+    assert attention.splits_for(several, 8, 32768) == several.programs // 8
+    assert several.stages * 2 * several.block * 128 * 2 <= 227 * 1024  # keys and values in flight, bytes of an H200
+    assert plan_for(128, 64, 16, 32768) == plan_for(256, 8, 16, 32768) == AttendPlan()
 
 
 def test_splits_follow_from_what_capture_fixes() -> None:
