@@ -18,7 +18,7 @@ from scipy.special import ndtr
 
 from tuner.pareto import non_dominated
 from tuner.records import canonical
-from tuner.sampling.acquisition import expected_improvement
+from tuner.sampling.acquisition import expected_improvement, hypervolume
 from tuner.sampling.base import Costs, Proposal, Repeats, View, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Array, numeric
@@ -34,15 +34,24 @@ KIND = "draft.kind"
 GIVEN_UP = 3  # failures of a word that never ran
 BLUNT = 0.5  # a label between −1 and +1 is a doubt of its own, however sure the model is of it
 HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
+MUCH, LITTLE = 2.5, 0.02  # what a dared launch must promise: so many times the careful one, and this share of volume
+LAST = 16.0  # standard deviations per unit of log chance to run, where only the recommendation is left to settle
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What is expected of points: gain in hypervolume if they run and hold the limits, and the chances of both."""
+    """What is expected of points: gain in hypervolume if they run and hold the limits, and the chances of both.
+
+    `volume`: the hypervolume so far, in the gain's units. `hopes`: how good the last objective may be, a standard
+    deviation better than expected, as a logarithm; `doubt`: the median of those standard deviations.
+    """
 
     gain: Array
     runs: Array
     holds: Array
+    volume: float
+    hopes: Array
+    doubt: float
 
     @property
     def expected(self) -> Array:
@@ -53,6 +62,10 @@ class Promise:
         """Return what a point is chosen by, a logarithm; `caution` is the power of the chance to run."""
         gain, runs, holds = (np.log(np.maximum(each, 1e-300)) for each in (self.gain, self.runs, self.holds))
         return np.asarray(gain + caution * runs + BOLD * holds)
+
+    def settling(self) -> Array:
+        """Return what a point is chosen by when no gain is expected: that it may be the one to recommend."""
+        return np.asarray(self.hopes + LAST * self.doubt * np.log(np.maximum(self.runs, 1e-300)))
 
 
 @dataclass(frozen=True)
@@ -65,7 +78,10 @@ class Surrogate:
     in standard deviations of a measurement; without them a search ends up comparing points that differ by noise.
     `fairness`: every so many launches look where little is known: at a value that never ran (`untested`), or else with
     the model's doubt times `doubt`, as scales that few launches tell are taken for certain. `ends`: every so many push
-    one end of the front alone, each in its turn.
+    one end of the front alone, each in its turn. `daring`: every so many, what promises much more than the careful
+    choice is launched in spite of the crashes before it: a model that blames the wrong knob for early ones avoids for
+    ever what would correct it. `settled`: a share of the hypervolume; where less is expected, a launch goes to what may
+    be recommended.
     """
 
     startup: int = 8
@@ -77,6 +93,8 @@ class Surrogate:
     fairness: int = 2
     doubt: float = 3.0
     ends: int = 4
+    daring: int = 5
+    settled: float = 0.002
     repeats: ClassVar[Repeats] = "never"
     forgets_failures: ClassVar[bool] = False
     kind: ClassVar[str] = "surrogate"
@@ -90,7 +108,8 @@ class Surrogate:
         measured = sum(observation.values is not None for observation in view.observations)
         if measured < 2 or len(view.observations) < (self.startup if view.pool.guesses is None else self.guided):
             seed = seed_of(view.pool.space.file.study.seed)
-            found = unlike(view, [*first_points(view.pool.space), *sobol_points(view.pool.space, seed)])
+            *begin, everything_large = first_points(view.pool.space)  # the surest crash of a space goes last
+            found = unlike(view, [*begin, *sobol_points(view.pool.space, seed), everything_large])
             if found is not None:
                 return Proposal(found)
         allowed = self.allowed(view)
@@ -100,12 +119,21 @@ class Surrogate:
         doubtful = untested(view) if explores else None
         if doubtful is not None:
             allowed = _far_from_failures(view, allowed, doubtful)
-        promise = self.promise(view, allowed, self.doubt if explores else 1.0)
-        crashes = [observation.values is None for observation in view.observations]
-        score = promise.score(self.caution(sum(crashes), len(crashes)))
+        score = self.score(view, self.promise(view, allowed, self.doubt if explores else 1.0), explores)
         rng = np.random.default_rng(view.seed)
         best = np.flatnonzero(score >= score.max() - 1e-9)
         return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
+
+    def score(self, view: View, promise: Promise, explores: bool) -> Array:
+        """Return what points are chosen by."""
+        share = promise.expected / promise.volume
+        if share.max() < self.settled * (self.doubt if explores else 1.0):
+            return promise.settling()
+        crashes = sum(observation.values is None for observation in view.observations)
+        careful, bold = promise.score(self.caution(crashes, len(view.observations))), promise.score(BOLD)
+        dares = view.number > 2 * self.daring and view.number % self.daring == self.daring - 1
+        worth = dares and share[bold.argmax()] > max(MUCH * share[careful.argmax()], LITTLE)
+        return bold if worth else careful
 
     def allowed(self, view: View) -> Indices:
         """Return the positions of the points that may be proposed."""
@@ -126,6 +154,7 @@ class Surrogate:
         scatter = costs.scatter
         models = [fit(known, rest[:, c], groups, scatter=scatter[:, c]) for c in range(rest.shape[1])]
         means, sds, apart = (np.stack(each, axis=1) for each in zip(*(m.compare(x) for m in models), strict=True))
+        hopes, spread = sds[:, -1] - means[:, -1] - ahead[:, -1], float(np.median(sds[:, -1]))
         sds = np.minimum(sds, apart)  # what differs in knobs that do not matter cannot surprise
         told, _ = _stack([model.predict(known) for model in models])
         means, told = means + ahead, told + behind
@@ -139,7 +168,8 @@ class Surrogate:
             end = slice(axis, axis + 1)
             good, margin, reference, means, sds = good[:, end], margin[end], reference[end], means[:, end], sds[:, end]
         gain = expected_improvement(good - margin, reference, means, doubt * sds)
-        return Promise(gain, self.chance_to_run(costs, groups, x), _chance_to_hold(costs, known, groups, x))
+        runs, holds = self.chance_to_run(costs, groups, x), _chance_to_hold(costs, known, groups, x)
+        return Promise(gain, runs, holds, max(1e-12, hypervolume(good, reference)), hopes, max(1e-6, spread))
 
     def caution(self, crashes: int, launches: int) -> float:
         """Return to which power the chance to run counts."""
