@@ -61,7 +61,7 @@ def extras(seed: int) -> Iterator[Cell]:
 
 
 def full(seeds: int) -> Iterator[Cell]:
-    """Every seed of everything; twice as many of what a mean's lower bound is claimed of; last Optuna's slow samplers."""
+    """Every seed of everything, twice as many where a mean's lower bound is claimed; last Optuna's slow samplers."""
     for seed in range(seeds, 2 * seeds):
         for surface in LARGE:
             yield Cell("search", surface, "surrogate", seed, 60)
