@@ -17,7 +17,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import signal
 import statistics
 import subprocess
@@ -35,7 +34,7 @@ import httpx
 from benchmarks.common import RESULTS, bundled_prompts, write
 from benchmarks.server import serving
 from engine import backends
-from engine.config import PAIR, EngineConfig
+from engine.config import EngineConfig
 from tuner.load.client import Client, Endpoint, RequestError
 from tuner.load.streams import Completion, read_completion
 
@@ -98,17 +97,6 @@ def config(folder: Path | None, draft: Draft, backend: dict[str, Any], accept: f
         "backend": backend,
     }
     return EngineConfig.model_validate(document | triton)
-
-
-@contextmanager
-def shapes() -> Iterator[Path]:
-    """Yield the shape's folders with the bundled tokenizer in them, which servers want."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        shutil.copytree(SHAPES, folder, dirs_exist_ok=True)
-        for file in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            shutil.copy(PAIR / "target" / file, folder / "target")
-        yield folder
 
 
 # ------------------------------------------------------------------------------------------------------- the servers
@@ -343,8 +331,8 @@ def main() -> int:
     for stop in (signal.SIGINT, signal.SIGTERM):  # the peers are to end with us, however the shell started us
         signal.signal(stop, signal.default_int_handler)
     drafts = [each for each in (PAIR_DRAFTS if arguments.pair else DRAFTS) if each.block in arguments.blocks]
-    with shapes() as folder:
-        return 0 if measure_all(drafts, None if arguments.pair else folder, folder, arguments) else 1
+    with tempfile.TemporaryDirectory() as logs:
+        return 0 if measure_all(drafts, None if arguments.pair else SHAPES, Path(logs), arguments) else 1
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import argparse
 import asyncio
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -279,18 +278,17 @@ def memory() -> dict[str, Any]:
     found: dict[str, Any] = {}
     # name: GiB that are free, GiB of them that weights and cache leave
     rooms = {"weights": (8, 1.0), "cache": (24, -4.0)} | {f"room {room}": (36, room) for room in (0.2, 0.6, 1.0)}
-    with shape_folder() as folder:
-        document = yaml.safe_load((folder / "none.yaml").read_text())
-        document["model"]["target"] = str(folder / "target")
-        for name, (free, room) in rooms.items():
-            tokens = (free - OCCUPIED - room) * 2**30 / KV_BYTES if free > OCCUPIED + room else 48 * 2048
-            document["memory"]["kv_tokens"] = int(tokens)
-            taken = torch.empty(max(0, torch.cuda.mem_get_info()[0] - free * 2**30), dtype=torch.uint8, device="cuda")
-            began = time.monotonic()
-            found[name] = _end_of(document) | {"free_gib": free, "seconds": time.monotonic() - began}
-            print(name, found[name], flush=True)
-            del taken
-            torch.cuda.empty_cache()
+    document = yaml.safe_load((SHAPES / "none.yaml").read_text())
+    document["model"]["target"] = str(SHAPES / "target")
+    for name, (free, room) in rooms.items():
+        tokens = (free - OCCUPIED - room) * 2**30 / KV_BYTES if free > OCCUPIED + room else 48 * 2048
+        document["memory"]["kv_tokens"] = int(tokens)
+        taken = torch.empty(max(0, torch.cuda.mem_get_info()[0] - free * 2**30), dtype=torch.uint8, device="cuda")
+        began = time.monotonic()
+        found[name] = _end_of(document) | {"free_gib": free, "seconds": time.monotonic() - began}
+        print(name, found[name], flush=True)
+        del taken
+        torch.cuda.empty_cache()
     return found
 
 
@@ -315,19 +313,6 @@ def _end_of(document: dict[str, Any]) -> dict[str, Any]:
     last = next((line[line.index("{") :] for line in reversed(lines) if '"event": "exit"' in line), None)
     ended = json.loads(last) if last else {"code": None, "message": "it did not end"}
     return {"was_ready": ready, "http_status": status, "exit": ended}
-
-
-@contextmanager
-def shape_folder() -> Iterator[Path]:
-    """Yield the 8B shape's folders with a tokenizer in them, which a server needs."""
-    from engine.config import PAIR
-
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(SHAPES, folder, dirs_exist_ok=True)
-        for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
-            if (PAIR / "target" / name).exists():
-                shutil.copy(PAIR / "target" / name, Path(folder) / "target")
-        yield Path(folder)
 
 
 def serve_and_load(document: dict[str, Any], levels: Sequence[int], requests: int) -> dict[str, Any]:
@@ -363,11 +348,10 @@ def http() -> dict[str, Any]:
 def http8b() -> dict[str, Any]:
     """Serve the 8B shape without speculation and with forced acceptance."""
     found = {}
-    with shape_folder() as folder:
-        for name in ("none", "dflash"):
-            print(name, flush=True)
-            text = (folder / f"{name}.yaml").read_text().replace("benchmarks/shapes/qwen3-8b", str(folder))
-            found[name] = serve_and_load(yaml.safe_load(text), (1, 8, 48), 1)
+    for name in ("none", "dflash"):
+        print(name, flush=True)
+        text = (SHAPES / f"{name}.yaml").read_text().replace("benchmarks/shapes/qwen3-8b", str(SHAPES))
+        found[name] = serve_and_load(yaml.safe_load(text), (1, 8, 48), 1)
     return found
 
 
