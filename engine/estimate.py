@@ -216,17 +216,15 @@ def memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, ma
         draft_weights = _weight_bytes(draft_parameters(draft, layers), plain, plain, tensor, 1)
         draft_kv_each = kv_bytes_per_token(draft.core, kv_dtype(config, shape, machine), layers, tensor)
     activations, decode = _activation_bytes(config, shape, draft, machine)
-    graphs = 0
+    native, graphs = config.backend.kind == "native", 0
     guessed = ["activations: widest layer, features and logits", "runtime: a typical process"]
     if isinstance(config.graphs, Captured):
-        own = config.backend.kind == "native"
-        graphs = decode + (GRAPH_BYTES if own else OTHERS_GRAPH_BYTES) * len(config.graphs.batch_sizes)
-        if own:
+        graphs = decode + (GRAPH_BYTES if native else OTHERS_GRAPH_BYTES) * len(config.graphs.batch_sizes)
+        if native:
             sampled = config.memory.max_running * config.verify_rows * shape.vocab
             graphs += min(SAMPLED_NUMBERS, sampled) * 8 * SAMPLING_TENSORS
         guessed.append("graphs: one pool of a decode round's activations, 24 or 32 MiB a graph")
-    native = machine.kind == "cuda" and config.backend.kind == "native"
-    runtime = NATIVE_CUDA_BYTES if native else RUNTIME_BYTES[machine.kind]
+    runtime = NATIVE_CUDA_BYTES if native and machine.kind == "cuda" else RUNTIME_BYTES[machine.kind]
     fixed = weights + draft_weights
     tokens = _kv_tokens(config, shape, machine, fixed, activations + graphs, kv_each + draft_kv_each)
     return MemoryEstimate(
