@@ -1,12 +1,12 @@
 """Drafts on a GPU, in one command: the text is the target's own, and what each draft makes a second.
 
-    python -m benchmarks.decode_gpu [--out FILE] [--parts tests,greedy_float32,speed]
+    python -m benchmarks.decode_gpu [--out FILE] [--parts tests,greedy_float32,growing,speed]
 
-Three parts, each written to the record before the next begins: the tests that need a GPU (a CUDA graph holds the tree
+Four parts, each written to the record before the next begins: the tests that need a GPU (a CUDA graph holds the tree
 builder, its mask and the walk; the step runs there); greedy float32 texts of the bundled pair under every draft, alone
-and at once, against plain decoding; and `python -m engine bench --decode`, chains and plain decoding also as captured
-graphs. A part that fails stands in the record with its error, the next one runs, and the status is 1. The record is
-benchmarks/results/decode_cuda.json.
+and at once, against plain decoding; `nodes: auto` against fixed budgets (`decoding_growing`); and
+`python -m engine bench --decode`, chains and plain decoding also as captured graphs. A part that fails stands in the
+record with its error, the next one runs, and the status is 1. The record is benchmarks/results/decode_cuda.json.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 
 from benchmarks.common import RESULTS, bundled_prompts, passing_tests, write
 from benchmarks.decoding import decode, differences, in_batches
+from benchmarks.decoding_growing import SLOWEST, compared
 from engine.bench import DECODE_CONCURRENCY, DECODE_DRAFTS, bench, decode_configs
 from engine.config import BUNDLED, EngineConfig
 from engine.runtime import resolve
@@ -62,6 +63,13 @@ def greedy() -> dict[str, Any]:
     return found
 
 
+def growing() -> dict[str, Any]:
+    """Compare trees that grow by measured costs with fixed budgets, by requests."""
+    found = {str(count): compared(count) for count in DECODE_CONCURRENCY}
+    slow = [count for count, figures in found.items() if figures["ratio"] < SLOWEST]
+    return found | ({"failed": f"slower than the best fixed budget at {', '.join(slow)} requests"} if slow else {})
+
+
 def speed() -> dict[str, Any]:
     """Time every draft of `bench --decode`, eager as there; and captured those that can be."""
     captured = {
@@ -78,7 +86,12 @@ def _loop(draft: dict[str, Any]) -> AnyLoop:
     return loop_of(build_any(resolve(EngineConfig.model_validate(document))))
 
 
-PARTS: dict[str, Callable[[], dict[str, Any]]] = {"tests": tests, "greedy_float32": greedy, "speed": speed}
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "tests": tests,
+    "greedy_float32": greedy,
+    "growing": growing,
+    "speed": speed,
+}
 
 
 def main() -> int:

@@ -19,7 +19,9 @@ from engine.speculate import Engine, accept, forward, places_of
 CONTEXT = 128  # tokens before the measured rows: a typical length, costs depend on it little
 ROWS = (1, 2, 4, 6, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128)
 REQUESTS = (1, 4, 16, 64, 256)
-MOST_ROWS = 256  # rows of all requests together that are still measured; larger rounds are extrapolated
+# Rows of all requests together that are still measured; larger rounds are extrapolated. On a GPU rows cost so little
+# that noise would decide the slope between the last two.
+MOST_ROWS = {"cpu": 256, "cuda": 4096}
 REPEATS = 4
 
 Work = Callable[[], object]
@@ -40,7 +42,7 @@ def measure_costs(engine: Engine, kit: DraftKit, draft: DDTreeDraft, most: int) 
                 *(
                     _verifying(engine, kit, draft, ids[:count], each)
                     for each in rows
-                    if each == rows[0] or count * each <= MOST_ROWS
+                    if each == rows[0] or count * each <= MOST_ROWS[engine.device.type]
                 ),
             ]
             for count in requests
@@ -76,8 +78,14 @@ def _verifying(engine: Engine, kit: DraftKit, draft: DDTreeDraft, ids: Sequence[
 
 
 def _drafting(engine: Engine, kit: DraftKit, draft: DDTreeDraft, ids: Sequence[int]) -> Work:
-    """Return the work of drafting a small tree and of taking in what a round commits."""
-    engine = replace(engine, drafter=kit.make(_fixed(draft, min(draft.block_size, draft.verify_rows - 1))))
+    """Return the work of drafting a tree and of taking in what a round commits.
+
+    On a CPU a tree that grows costs what it has grown to, and small ones are usual. On a GPU the largest is built
+    whatever is kept of it (`tree.build`).
+    """
+    most = draft.verify_rows - 1
+    nodes = min(draft.block_size, most) if engine.device.type == "cpu" else most
+    engine = replace(engine, drafter=kit.make(_fixed(draft, nodes)))
     proposal, places = _proposal(engine, ids)
     used = places_of(proposal, places)
     features = forward(proposal, used, engine).features

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+FLAT = 0.02  # share by which the largest tree's round may be longer than the smallest's, and is still taken unseen
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,11 @@ class Curve:
 
     seconds: tuple[float, ...]
     slopes: tuple[float, ...]
+
+    @property
+    def flat(self) -> bool:
+        """Whether all trees cost nearly the same: the largest is taken then, as asking which costs as much."""
+        return len(self.seconds) > 1 and self.seconds[-1] <= (1 + FLAT) * self.seconds[1]
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Curve:

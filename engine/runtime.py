@@ -154,6 +154,8 @@ def build(plan: Plan) -> Runtime:
     config, device = plan.config, plan.device
     torch.set_num_threads(plan.threads)
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CPU_KERNELS))
+    # cuDNN's attention plans anew for every shape that it meets; caches grow, so that would be every round.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     dtype = DTYPES[config.model.dtype]
     max_len = plan.longest
     rows = config.reserved_rows

@@ -31,10 +31,10 @@ class Growing:
     nodes: int  # at most
     table: CostTable
 
-    def of_round(self, requests: int) -> tree.Budget:
-        """Return how many nodes each of so many requests gets."""
+    def of_round(self, requests: int) -> tree.Budget | None:
+        """Return how many nodes each of so many requests gets; None: as many as there may be."""
         curve = self.table.curve(requests, self.nodes)
-        return lambda gains: best_size(gains, requests, curve)
+        return None if curve.flat else lambda gains: best_size(gains, requests, curve)
 
 
 Budget = Fixed | Growing

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine.bench import run_requests
 from engine.config import DDTreeDraft, DFlashDraft, EngineConfig, NoDraft, PolicyDraft
 from engine.cost import CostTable, Curve, best_size
+from engine.drafters.ddtree import Growing
 from engine.errors import ConfigError
 from engine.loop import Loop
 from engine.policy import HOLD_ROUNDS, Switch, entry_for
@@ -208,6 +209,14 @@ def test_a_tree_costs_what_the_next_larger_measured_one_does() -> None:
     assert table.curve(2, 0).seconds == pytest.approx((2.0 + 5.0 / 3,))
     assert table.curve(7, 0).seconds == pytest.approx((12.0,))
     assert best_size(iter([0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3]), 1, table.curve(1, 7)) in (3, 7)
+
+
+def test_where_rows_cost_nothing_the_largest_tree_is_taken_unseen() -> None:
+    free = CostTable((1,), (1, 2, 8), (1.0,), ((0.2, 0.2, 0.21),))
+    assert Growing(7, free).of_round(1) is None
+    dear = CostTable((1,), (1, 2, 8), (1.0,), ((0.2, 0.2, 0.25),))
+    assert Growing(7, dear).of_round(1) is not None
+    assert not free.curve(1, 0).flat
 
 
 def test_what_more_work_costs_less_costs_at_most() -> None:
