@@ -65,7 +65,10 @@ def greedy() -> dict[str, Any]:
 
 def growing() -> dict[str, Any]:
     """Compare trees that grow by measured costs with fixed budgets, by requests."""
-    found = {str(count): compared(count) for count in DECODE_CONCURRENCY}
+    found = {}
+    for count in DECODE_CONCURRENCY:
+        found[str(count)] = compared(count)
+        print(count, found[str(count)], flush=True)
     slow = [count for count, figures in found.items() if figures["ratio"] < SLOWEST]
     return found | ({"failed": f"slower than the best fixed budget at {', '.join(slow)} requests"} if slow else {})
 

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ class Effort:
 
 
 CPU = Effort((3, 5, 7, 9, 11, 15, 19, 23, 31), {1: 10, 4: 6, 16: 3}, {1: 100, 4: 60, 16: 32})
-CUDA = Effort((7, 15, 23, 31, 47, 63), {1: 6, 4: 4, 16: 3}, {1: 240, 4: 200, 16: 100})  # by the wall's noisier clock
+CUDA = Effort((7, 15, 23, 31, 47, 63), {1: 4, 4: 3, 16: 2}, {1: 120, 4: 120, 16: 60})  # by the wall's noisier clock
 
 
 def growing(concurrency: int) -> dict[str, Any]:
@@ -116,6 +117,7 @@ def _own_time() -> bool:
     return torch.get_num_threads() == 1 and not torch.cuda.is_available()
 
 
+@cache  # of all concurrencies
 def _served(nodes: int | str) -> Loop:
     draft = {"kind": "ddtree", "block_size": 8, "nodes": nodes}
     return Loop(build(resolve(EngineConfig.model_validate({"model": {"target": BUNDLED}, "draft": draft}))))
