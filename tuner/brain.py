@@ -255,8 +255,10 @@ class Brain:
         return drawn
 
     def _judge(self, proposal: Proposal) -> Suggestion | None:
-        """Return the suggestion; None when it is known and the sampler did not mean to repeat it."""
+        """Return the suggestion; None when it cannot run, or is known and the sampler did not mean to repeat it."""
         judged = self._space.judge(proposal.assignment, self._refusals)
+        if key_of(proposal.assignment) in self._barred:
+            return None
         if self._key(proposal.assignment, judged) not in self._seen:
             return Suggestion(proposal.assignment, judged)
         first = self._trial_of.get(key_of(proposal.assignment))

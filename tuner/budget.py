@@ -53,15 +53,23 @@ def reserve(budget: Budget, ledger: Ledger) -> float:
     return min(confirmations(ledger.launched) * ledger.trial_seconds, RESERVE * budget.wall)
 
 
-def why_stop(budget: Budget, ledger: Ledger, gpus: int, kept_back: float = 0.0, *, count: bool = True) -> str | None:
+def why_stop(
+    budget: Budget,
+    ledger: Ledger,
+    gpus: int,
+    kept_back: float = 0.0,
+    *,
+    count: bool = True,
+    expected: float | None = None,
+) -> str | None:
     """Return why no further trial may start, None if one may.
 
     `gpus`: GPUs of the next trial; `kept_back`: seconds of wall time it must leave; `count`: whether it counts
-    against `budget.trials`.
+    against `budget.trials`; `expected`: seconds it will probably take, default as the last ones did.
     """
     if count and budget.trials is not None and ledger.launched >= budget.trials:
         return f"{ledger.launched} of {budget.trials} trials are done"
-    expected = ledger.trial_seconds or 0.0
+    expected = ledger.trial_seconds or 0.0 if expected is None else expected
     if budget.wall is not None and ledger.seconds + expected + kept_back > budget.wall:
         left = format_duration(max(0.0, budget.wall - ledger.seconds))
         kept = f", {format_duration(kept_back)} kept for the confirmation" if kept_back else ""

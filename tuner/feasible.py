@@ -99,13 +99,14 @@ class Pruning:
     points: int | None
     feasible: int | None
     reasons: dict[str, int]  # by how many points it forbids
+    impossible: tuple[Assignment, ...] = ()  # points of the whole space that cannot run
 
 
 def prune(space: Space, checks: StaticChecks) -> Pruning:
     """Drop the choices that can never run here, and count what is left.
 
-    Small spaces are judged point by point. In large ones nothing is dropped ahead: an impossible point is found
-    out when it is suggested, which costs no launch either.
+    Small spaces are judged point by point, so that no search asks for an impossible one. In large ones nothing is
+    dropped ahead: such a point is found out when it is suggested, which costs no launch either.
     """
     size = space.size()
     if size is None or size > ENUMERABLE:
@@ -113,12 +114,14 @@ def prune(space: Space, checks: StaticChecks) -> Pruning:
     alive: dict[tuple[str, int], bool] = {}
     refused: dict[tuple[str, int], str] = {}
     reasons: dict[str, int] = {}
+    impossible: list[Assignment] = []
     feasible = 0
     for assignment in space.points():
         judged = space.judge(assignment, checks)
         bad = isinstance(judged, Infeasible)
         feasible += not bad
         if isinstance(judged, Infeasible):
+            impossible.append(assignment)
             for reason in judged.reasons:
                 reasons[reason] = reasons.get(reason, 0) + 1
         for key in _chosen(space, assignment):
@@ -132,7 +135,8 @@ def prune(space: Space, checks: StaticChecks) -> Pruning:
         kept, gone = _narrow(domain, dead)
         domains.append(kept)
         dropped += [Pruned(domain.path, _value(domain, index), refused[domain.path, index]) for index in gone]
-    return Pruning(replace(space, domains=tuple(domains)), tuple(dropped), size, feasible, reasons)
+    left = replace(space, domains=tuple(domains))
+    return Pruning(left, tuple(dropped), size, feasible, reasons, tuple(impossible))
 
 
 def _chosen(space: Space, assignment: Assignment) -> list[tuple[str, int]]:

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from engine.config import EngineConfig
 from tuner.acceptance import peer_of
 from tuner.budget import trial_seconds
 from tuner.errors import StudyError
 from tuner.executors.base import Executor
-from tuner.packing import Job, lower_bound, place
+from tuner.packing import Job, lower_bound, makespan, place
 from tuner.pick import slo_of
 from tuner.racing import race_of
 from tuner.records import Event, LeaseRequest, Limits, Planned, TrialRecord, TrialSpec, config_dict
@@ -139,11 +140,18 @@ class Launcher:
             for slot in sorted(slots, key=lambda slot: (slot.start, int(slot.job.name)))
         ]
 
+    def seconds(self, configs: Sequence[EngineConfig], records: Sequence[TrialRecord]) -> float:
+        """Return how long a batch of these configurations will probably take."""
+        planned = [Planned(trial=index, role="search", config=config) for index, config in enumerate(configs)]
+        jobs = [self._job(each, records) for each in planned]
+        return makespan(place(jobs, size=_power(max(1, self.room)), exclusive=self.exclusive))
+
     def _job(self, planned: Planned, records: Sequence[TrialRecord]) -> Job:
-        """Return what a launch will probably take: what the last one with as many GPUs did."""
-        gpus = self._gpus(planned)
+        """Return what a launch will probably take: what the last one with as many GPUs did, of its backend if any."""
+        gpus, backend = self._gpus(planned), planned.config.backend.kind
         like = [r for r in records if r.state == "measured" and r.gpus == gpus]
-        load, measure = _times(like[-1]) if like else SECONDS
+        alike = [r for r in like if r.config["backend"]["kind"] == backend] or like
+        load, measure = _times(alike[-1]) if alike else SECONDS
         return Job(str(planned.trial), self._block(gpus), load, measure)
 
     def _block(self, gpus: int) -> int:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,9 +132,7 @@ def _claimed(folder: StudyFolder) -> Iterator[None]:
 
 def pruning_for(pruning: Pruning, trials: int | None) -> Pruning:
     """Return the pruning with another number of trials in its space."""
-    return Pruning(
-        with_trials(pruning.space, trials), pruning.dropped, pruning.points, pruning.feasible, pruning.reasons
-    )
+    return replace(pruning, space=with_trials(pruning.space, trials))
 
 
 def reopen(path: Path, argv: list[str], *, trials: int | None, accept_change: bool) -> Session:
@@ -242,6 +240,7 @@ def search(session: Session, executor: Executor, observer: Observer) -> Outcome:
         startup_of(space),
         sampler=strategy.sampler,
         machine=machine if strategy.prior and machine.bandwidth is not None else None,
+        impossible=session.pruning.impossible,
     )
     with session.folder.lock(), executor, _derived(session), advisor:
         gpu = machine.kind == "cuda"

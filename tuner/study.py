@@ -127,6 +127,7 @@ class Search:
         self._to_confirm: int | None = None  # still to come, once the search is over
         self._prior: PriorState = "none"
         self._wandering = 0
+        self._late: list[tuple[Suggestion, EngineConfig]] = []  # asked for, too late for its batch
         for record in self._records:
             advisor.tell(record)
 
@@ -215,7 +216,8 @@ class Search:
         """
         self._take_back(journal)
         while (planned := self._next_to_confirm()) is not None:
-            stop = why_stop(self._budget, self._ledger(), self._gpus_of_next(), count=False)
+            takes = self._launcher.seconds([planned.config], self._records)
+            stop = why_stop(self._budget, self._ledger(), self._gpus_of_next(), count=False, expected=takes)
             if stop is not None:
                 self._observer.note(f"Confirmation ends: {stop}.")
                 return
@@ -267,8 +269,11 @@ class Search:
     # -------------------------------------------------------------------------------------------- asking
 
     def _ask(self, journal: Journal) -> list[Planned]:
-        """Return the next launches, as many as have room side by side; what can never launch is recorded."""
-        found: list[tuple[Suggestion, EngineConfig]] = []
+        """Return the next launches, as many as have room side by side; what can never launch is recorded.
+
+        One that would not end in time is left for the next batch.
+        """
+        found, self._late = self._late, []
         while self._has_room([config for _, config in found]):
             careful = self._wandering >= WANDERING
             suggestion = self._advisor.ask(self._next_number() + len(found), careful=careful)
@@ -280,7 +285,11 @@ class Search:
                 self._refuse(journal, suggestion, suggestion.judged)
                 continue
             self._wandering = 0
-            found.append((suggestion, suggestion.judged))
+            asked = (suggestion, suggestion.judged)
+            if found and not self._in_time([config for _, config in (*found, asked)]):
+                self._late = [asked]
+                break
+            found.append(asked)
         start = self._next_number()
         return [
             Planned(
@@ -301,6 +310,12 @@ class Search:
         trials = self._budget.trials
         spent = launched(self._records) + len(batch)
         return taken < ROUNDS * self._launcher.room and (trials is None or spent < trials)
+
+    def _in_time(self, batch: Sequence[EngineConfig]) -> bool:
+        """Whether a batch will probably end before the wall time that the search has."""
+        wall, ledger = self._budget.wall, self._ledger()
+        spent = ledger.seconds + reserve(self._budget, ledger)
+        return wall is None or spent + self._launcher.seconds(batch, self._records) <= wall
 
     def _refuse(self, journal: Journal, suggestion: Suggestion, infeasible: Infeasible) -> None:
         """Record a point that can never launch: it teaches, and costs no trial."""

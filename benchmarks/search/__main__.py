@@ -32,6 +32,7 @@ from tuner.records import digest
 
 JUDGES = ("brain", "confirm", "outcome", "pick", "points", "simulate")  # what plays and judges, of the tuner
 OURS = ("guesses.py", "surrogate.py")  # what only the default sampler runs, of its package
+UNUSED = ("process.py",)  # what none runs: a simulated study's brain is in the player's process
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef)
 COMPARED = 3  # seeds of Optuna's samplers with crashes as constraints, which take long
 
@@ -86,7 +87,7 @@ def version(part: str, surface: str, sampler: str) -> str:
     """
     files = [ROOT / "tuner" / f"{name}.py" for name in JUDGES]
     files += [HERE / "studies.py", HERE / "surfaces.py"]
-    files += [path for path in sorted((ROOT / "tuner" / "sampling").glob("*.py")) if path.name not in OURS]
+    files += [path for path in sorted((ROOT / "tuner" / "sampling").glob("*.py")) if path.name not in (*OURS, *UNUSED)]
     if sampler == "surrogate":
         files += [ROOT / "tuner" / "sampling" / name for name in OURS]
     if part.startswith("racing"):

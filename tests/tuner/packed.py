@@ -92,10 +92,10 @@ def pretended(folder: Path) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def begin(folder: Path, trials: int, scale: float = 1.0, text: str = SPACE) -> None:
+def begin(folder: Path, trials: int, scale: float = 1.0, text: str = SPACE, wall: str = "null") -> None:
     """Make a study. `scale`: how many seconds a worker's unit of time lasts."""
     study = StudyFolder(folder)
-    study.create(text.replace("trials: 16, wall: 150s", f"trials: {trials}"), {"scale": scale})
+    study.create(text.replace("trials: 16, wall: 150s", f"trials: {trials}, wall: {wall}"), {"scale": scale})
 
 
 def search(folder: Path, observer: Any) -> Search:

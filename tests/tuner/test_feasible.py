@@ -40,6 +40,8 @@ def test_choices_and_ends_of_ranges_that_can_never_run_are_dropped_with_their_re
         ("graphs", "{'kind': 'captured', 'batch_sizes': [1, 4]}"),
     }
     assert all(dropped.reason for dropped in pruning.dropped)
+    assert len(pruning.impossible) == 50 - 13
+    assert all(isinstance(space().judge(point, CPU), Infeasible) for point in pruning.impossible)
     assert sum(isinstance(pruning.space.judge(p, CPU), Infeasible) for p in pruning.space.points()) == 0
 
 

@@ -10,10 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from engine.config import Backend
 from tests.tuner import packed
 from tests.waiting import wait_until
+from tuner.executors.packed import PackedExecutor
+from tuner.launches import SECONDS, Launcher
 from tuner.leases import held_locks
-from tuner.records import canonical
+from tuner.records import TrialRecord, canonical, config_dict
+from tuner.space import Infeasible, parse_space
 from tuner.store import StudyFolder
 
 LIMIT = 240.0
@@ -82,3 +86,41 @@ def test_a_batch_that_a_death_cut_is_finished_and_nothing_is_measured_twice(tmp_
     searched = [canonical(r.config) for r in records if r.role in ("baseline", "search")]
     assert len(searched) == len(set(searched)) == 7
     assert packed.clashes(packed.held_in(folder), exclusive=True) == []
+
+
+def test_a_batch_has_no_more_launches_than_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Launcher, "seconds", lambda self, configs, records: 1000.0 * len(configs))
+    packed.begin(tmp_path / "study", trials=4, scale=0.05, wall="20m")
+    with packed.pretended(tmp_path / "smi"):
+        packed.search(tmp_path / "study", packed.Silent())
+    study = StudyFolder(tmp_path / "study")
+    searched = [record for record in study.read_trials() if record.role == "search"]
+    assert "packing" not in json.loads(study.search.read_text())  # one at a time is no batch
+    assert [record.trial for record in searched] == [1, 2, 3]  # what was asked for too late is launched next
+    assert len({canonical(record.config) for record in searched}) == 3
+
+
+def test_a_launch_takes_what_the_last_one_of_its_backend_and_size_took(tmp_path: Path) -> None:
+    space = parse_space(packed.SPACE.encode())
+    found = space.baseline(packed.nothing)
+    assert not isinstance(found, Infeasible)
+    native = found[0]
+    sglang = native.model_copy(update={"backend": Backend(kind="sglang", version="0.5.17")})
+    launcher = Launcher(StudyFolder(tmp_path), space, PackedExecutor(packed.GPUS, packed.WORKER), gpu=True)
+    assert launcher.seconds([native], []) == sum(SECONDS)
+    took = [(native, 10.0), (sglang, 90.0), (native, 20.0)]
+    records = [
+        TrialRecord(
+            trial=trial,
+            role="search",
+            state="measured",
+            config=config_dict(config),
+            gpus=1,
+            seconds={"lease": 7.0, "ready": ready, "load": 5.0},
+        )
+        for trial, (config, ready) in enumerate(took)
+    ]
+    assert launcher.seconds([native], records) == 25.0
+    assert launcher.seconds([sglang], records) == 95.0
+    assert launcher.seconds([native, sglang], records) == 95.0  # side by side
+    assert launcher.seconds([sglang], records[:1]) == 15.0  # of another backend, where its own never ran

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from engine.estimate import Machine
 from tuner.errors import StudyError
 from tuner.records import TrialRecord
-from tuner.space import Choices, FloatRange, Infeasible, Refusals, Space, parse_space
+from tuner.space import Assignment, Choices, FloatRange, Infeasible, Refusals, Space, parse_space
 from tuner.suggest import Suggestion
 
 if TYPE_CHECKING:  # the controller's side loads no optimiser
@@ -99,13 +99,15 @@ class RemoteBrain:
         *,
         sampler: str = "surrogate",
         machine: Machine | None = None,
+        impossible: Sequence[Assignment] = (),
         command: Sequence[str] = COMMAND,
     ) -> None:
         """`space` may be narrowed by static pruning; `sampler` is a kind of tuner.sampling.SAMPLERS; `machine` gives a
-        prior where its speed is known."""
+        prior where its speed is known; `impossible` are points that cannot run, which it is never asked for."""
         self.prior: PriorState = "none"
         self._space = space
         self._refusals = refusals
+        self._impossible = tuple(impossible)
         left = {d.path: tuple(d.values) for d in space.domains if not isinstance(d, FloatRange)}
         self._start = Start(
             text=space.text,
@@ -129,6 +131,8 @@ class RemoteBrain:
             start_new_session=True,  # Ctrl-C is the controller's to handle
         )
         self._send(self._start)
+        for assignment in self._impossible:
+            self._send(Bar(assignment=assignment))
         return self
 
     def __exit__(

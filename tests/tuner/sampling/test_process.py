@@ -67,6 +67,23 @@ def test_careful_points_can_run_and_an_exhausted_space_says_so() -> None:
         assert there.ask(2, careful=True) is None
 
 
+@pytest.mark.parametrize("sampler", ["surrogate", "tpe"])
+def test_impossible_points_are_not_suggested(sampler: str) -> None:
+    space = parse_space(WIDE.encode())
+
+    def small(config: EngineConfig) -> tuple[str, ...]:
+        return () if getattr(config.draft, "block_size", 2) == 2 else ("too large",)
+
+    impossible = [point for point in space.points() if isinstance(space.judge(point, small), Infeasible)]
+    with RemoteBrain(space, small, 2, sampler=sampler, impossible=impossible) as there:
+        number = 0
+        while (found := there.ask(number)) is not None:
+            assert isinstance(found.judged, EngineConfig)
+            there.tell(answered(found.judged, number))
+            number += 1
+    assert number == len(list(space.points())) - len(impossible)
+
+
 def test_a_dead_process_is_a_study_error_that_says_what_to_do() -> None:
     space = parse_space(WIDE.encode())
     dead = RemoteBrain(space, nothing, command=(sys.executable, "-c", "raise SystemExit(3)"))
