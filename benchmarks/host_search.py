@@ -128,7 +128,7 @@ def record(folder: Path, space: Path, out: Path, commit: str | None) -> None:
     whole = [path for path in (folder_of / name for name in ("front.json", "policy.json")) if path.is_file()]
     found: dict[str, Any] = {
         "commit": commit,
-        "synthetic": all(each["synthetic"] for each in records),
+        "synthetic": all(each["synthetic"] for each in records if each["state"] != "infeasible"),
         "peer": f"sglang {version}",
         "options": [word for word in command.command if word.startswith("--")],
         "gpus": [f"{gpu.index} {gpu.name} ({gpu.uuid})" for gpu in look_at_gpus().gpus],

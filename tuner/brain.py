@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
 from tuner.points import objectives_of, violations
-from tuner.racing import Axis, expected
+from tuner.racing import Axis, doubt, expected
 from tuner.records import Level, TrialRecord, canonical, config_dict
 from tuner.sampling import DEFAULT, Observation, Pool, Proposal, Sampler, View, key_of, seed_of
 from tuner.sampling.surrogate import believed
@@ -179,11 +179,15 @@ class Brain:
         return values if len(values) == len(found) else None
 
     def _scatter(self, record: TrialRecord) -> tuple[float, ...]:
-        """Return the standard deviation of each objective as its interval tells it, 0 where it has none."""
+        """Return the standard deviation of each objective as its interval tells it, 0 where it has none; and of what a
+        race left out, how far it may be from what is expected."""
         found = []
-        for objective in self._objectives:
-            level = record.level(objective.level(self._space.levels))
-            found.append(0.0 if level is None else level.deviation(objective.metric))
+        for axis in Axis.of(self._objectives, self._space.levels):
+            level = record.level(axis.level)
+            if level is None and record.state == "pruned" and record.levels:
+                found.append(doubt(axis, record.levels[0], self._curves))
+            else:
+                found.append(0.0 if level is None else level.deviation(axis.metric))
         return tuple(found)
 
     def _expected(self, record: TrialRecord) -> list[float] | None:

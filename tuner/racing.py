@@ -12,6 +12,7 @@ by what no window shortens, so the second half of a window tells a search less t
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -80,6 +81,16 @@ def expected(axis: Axis, first: Level, curves: Sequence[Curve]) -> float | None:
         return value
     ratio = _ratios(axis, first, curves)
     return value * statistics.median(ratio) if ratio else None
+
+
+def doubt(axis: Axis, first: Level, curves: Sequence[Curve]) -> float:
+    """Return the standard deviation of what is `expected`: the first level's own, and how much the curves differ in
+    their rise. 0 where nothing is known."""
+    value, own = first.metrics.get(axis.metric), first.deviation(axis.metric)
+    if value is None or axis.level == first.concurrency:
+        return own
+    ratios = _ratios(axis, first, curves)
+    return math.hypot(own * statistics.median(ratios), value * statistics.pstdev(ratios)) if ratios else 0.0
 
 
 def dominated(

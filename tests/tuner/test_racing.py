@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from statistics import pstdev
+
+import pytest
+
 from tests.tuner.make import level
-from tuner.racing import Axis, dominated, expected, touches_front
+from tuner.racing import Axis, dominated, doubt, expected, touches_front
 from tuner.records import Level
 from tuner.space import Objective
 
@@ -44,6 +48,15 @@ def test_what_was_not_measured_is_expected_to_rise_like_the_others() -> None:
     assert expected(AXES[1], level(1, 20, 50), KNOWN) == 50 * (7.0 + 1200 / 166) / 2
     assert expected(AXES[0], level(1, 20, 50), KNOWN) == 20
     assert expected(AXES[1], level(1, 20, 50), []) is None
+
+
+def test_what_was_not_measured_is_doubted_as_far_as_curves_differ() -> None:
+    own = level(1, 20, 50, spread=0.03)
+    assert doubt(AXES[0], own, KNOWN) == own.deviation(AXES[0].metric) > 0
+    rises = [7.0, 1200 / 166, 8.0, 3.6]
+    assert doubt(AXES[1], level(1, 20, 50, spread=0), KNOWN) == pytest.approx(50 * pstdev(rises))
+    assert doubt(AXES[1], own, KNOWN) > doubt(AXES[1], level(1, 20, 50, spread=0), KNOWN)
+    assert doubt(AXES[1], own, []) == 0.0
 
 
 def test_hopes_are_taken_from_curves_of_the_same_kind_once_there_are_two() -> None:

@@ -87,7 +87,7 @@ class Surrogate:
     startup: int = 8
     guided: int = 4
     tolerated: float = 0.045
-    enough: float = 0.6
+    enough: float = 0.8
     least: float = 0.01
     noisy: float = 0.6
     fairness: int = 2
