@@ -148,6 +148,7 @@ class Brain:
                     values=None if values is None else tuple(values),
                     broken=tuple(broken),
                     scatter=self._scatter(record),
+                    whole=record.state != "pruned",
                 )
             )
         if record.role not in ("baseline", "search"):
@@ -251,18 +252,28 @@ class Brain:
             if suggestion is not None:
                 self._running[key_of(suggestion.assignment)] = suggestion.assignment, proposal.trial
                 return suggestion
-            if proposal.trial is not None:
-                self._study.tell(proposal.trial, state=self._optuna.trial.TrialState.FAIL)  # only a question
+            self._answer(proposal)
         drawn = self._draw(number)
         if drawn is not None:
             self._running[key_of(drawn.assignment)] = drawn.assignment, None
         return drawn
 
+    def _answer(self, proposal: Proposal) -> None:
+        """Tell Optuna what becomes of a point that is not launched: it is a crash where it cannot run, else nothing."""
+        if proposal.trial is None:
+            return
+        key = key_of(proposal.assignment)
+        if key in self._barred and self._worst is not None and not self._sampler.forgets_failures:
+            self._running[key] = proposal.assignment, proposal.trial
+            self._tell(proposal.assignment, self._worst, 1.0, self._worst_violations)
+        else:
+            self._study.tell(proposal.trial, state=self._optuna.trial.TrialState.FAIL)  # only a question
+
     def _judge(self, proposal: Proposal) -> Suggestion | None:
-        """Return the suggestion; None when it cannot run, or is known and the sampler did not mean to repeat it."""
-        judged = self._space.judge(proposal.assignment, self._refusals)
+        """Return the suggestion; None when it is barred, or known and the sampler did not mean to repeat it."""
         if key_of(proposal.assignment) in self._barred:
             return None
+        judged = self._space.judge(proposal.assignment, self._refusals)
         if self._key(proposal.assignment, judged) not in self._seen:
             return Suggestion(proposal.assignment, judged)
         first = self._trial_of.get(key_of(proposal.assignment))

@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.records import canonical
 from tuner.sampling.encode import Array, Encoder
@@ -25,13 +26,15 @@ POOL = 20_000  # points held at once; of a larger or continuous space, as many a
 @dataclass(frozen=True)
 class Observation:
     """One launch. `values`: one per objective, None after a crash; `broken`: one per constraint, at most 0 if met;
-    `scatter`: the standard deviation of each value, 0 where it is not known."""
+    `scatter`: the standard deviation of each value, 0 where it is not known; `whole`: no value is a guess of what a
+    race left out."""
 
     key: str
     assignment: Assignment
     values: tuple[float, ...] | None
     broken: tuple[float, ...] = ()
     scatter: tuple[float, ...] = ()
+    whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,13 @@ class Costs:
     values: Array  # (measured, objectives), logarithms where all are positive
     broken: Array  # (measured, constraints)
     scatter: Array  # (measured, objectives), standard deviations of values
+    whole: NDArray[np.bool_]  # (measured,), no value is a guess of what a race left out
     measured: tuple[int, ...] = field(default=())
+
+    @property
+    def usual_scatter(self) -> Array:
+        """The median of what measurements scatter, (objectives,); those a race cut short only where all are."""
+        return np.asarray(np.median(self.scatter[self.whole] if self.whole.any() else self.scatter, axis=0))
 
     @classmethod
     def of(cls, view: View) -> Costs:
@@ -163,6 +172,7 @@ class Costs:
             values=np.stack(columns, axis=1),
             broken=broken.reshape(len(measured), constraints),
             scatter=scatter.reshape(raw.shape) / np.where((raw > 0).all(axis=0), np.abs(raw) + 1e-300, 1.0),
+            whole=np.array([rows[index].whole for index in measured], dtype=np.bool_),
             measured=measured,
         )
 

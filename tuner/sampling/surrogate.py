@@ -159,7 +159,7 @@ class Surrogate:
         told, _ = _stack([model.predict(known) for model in models])
         means, told = means + ahead, told + behind
         good = told[feasible] if feasible.any() else told
-        noise = np.hypot([model.noise_sd for model in models], np.median(scatter, axis=0))
+        noise = np.hypot([model.noise_sd for model in models], costs.usual_scatter)
         margin = np.maximum(self.least, self.noisy * noise)
         reference = reference_of(good)
         turn, pushed = divmod(view.number, self.ends)
@@ -200,6 +200,7 @@ def untested(view: View) -> Words | None:
     sign = 1.0 if view.objectives[-1].goal == "min" else -1.0
     leader = min(measured, key=lambda o: sign * o.values[-1] if o.values else 0.0)
     kind = {KIND: canonical(leader.assignment[KIND])} if KIND in leader.assignment else {}
+    pool = view.pool.assignments, view.pool.keys
     for domain in view.pool.space.domains:
         if isinstance(domain, FloatRange):
             continue
@@ -209,7 +210,7 @@ def untested(view: View) -> Words | None:
             ran = [o.values is not None for o in view.observations if _has(o.assignment, words)]
             if any(ran) or not least <= len(ran) < GIVEN_UP:
                 continue
-            if any(_has(a, words) for a in view.pool.assignments):
+            if any(_has(a, words) for a, key in zip(*pool, strict=True) if key not in view.taken):
                 return words
     return None
 
@@ -245,7 +246,8 @@ def believe(view: View, costs: Costs) -> Costs:
     """Return the costs with what runs now, as if it came out as predicted (Kriging believer)."""
     x = view.pool.encoder.matrix(view.pending)
     known, groups = costs.x[list(costs.measured)], view.pool.encoder.groups
-    means, _ = _stack([fit(known, costs.values[:, c], groups).predict(x) for c in range(costs.values.shape[1])])
+    pairs = zip(costs.values.T, costs.scatter.T, strict=True)
+    means, _ = _stack([fit(known, values, groups, scatter=scatter).predict(x) for values, scatter in pairs])
     start = len(costs.x)
     return replace(
         costs,
@@ -254,6 +256,7 @@ def believe(view: View, costs: Costs) -> Costs:
         values=np.concatenate([costs.values, means]),
         broken=np.concatenate([costs.broken, np.zeros((len(x), costs.broken.shape[1]))]),
         scatter=np.concatenate([costs.scatter, np.zeros_like(means)]),
+        whole=np.concatenate([costs.whole, np.zeros(len(x), dtype=np.bool_)]),
         measured=(*costs.measured, *range(start, start + len(x))),
     )
 
