@@ -92,10 +92,11 @@ def _drafting(engine: Engine, kit: DraftKit, draft: DDTreeDraft, ids: Sequence[i
     if features is None:
         raise ValueError("a tree drafter wants features")
     kept = len(ids) * min(proposal.tokens.shape[1], draft.block_size // 2 + 1)
+    committed = features[:kept].clone()  # the rest is not held while all works take turns
 
     def work() -> None:
         _proposal(engine, ids)
-        engine.drafter.observe(features[:kept], used.positions[:kept], used.write[:kept], engine.cache)
+        engine.drafter.observe(committed, used.positions[:kept], used.write[:kept], engine.cache)
 
     return work
 

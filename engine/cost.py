@@ -15,7 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
-FLAT = 0.02  # share by which the largest tree's round may be longer than the smallest's, and is still taken unseen
+# Shares by which the largest tree's round may be longer than the smallest tree's and than one without a tree, and it
+# is still taken unseen: asking costs as much.
+FLAT, FLAT_BESIDE_NONE = 0.02, 0.05
 
 
 @dataclass(frozen=True)
@@ -80,8 +82,9 @@ class Curve:
 
     @property
     def flat(self) -> bool:
-        """Whether all trees cost nearly the same: the largest is taken then, as asking which costs as much."""
-        return len(self.seconds) > 1 and self.seconds[-1] <= (1 + FLAT) * self.seconds[1]
+        """Whether all sizes cost nearly the same, so that the largest may be taken without asking which is best."""
+        none, *trees = self.seconds
+        return bool(trees) and trees[-1] <= min((1 + FLAT) * trees[0], (1 + FLAT_BESIDE_NONE) * none)
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Curve:

@@ -170,7 +170,8 @@ def build(plan: Plan) -> Runtime:
     growing = [draft for draft in config.drafts if isinstance(draft, DDTreeDraft) and draft.nodes == "auto"]
     if growing:
         widest = max(growing, key=lambda draft: draft.verify_rows)
-        kit = replace(kit, costs=measure_costs(engine, kit, widest, config.memory.max_running))
+        with traffic_errors(plan):
+            kit = replace(kit, costs=measure_costs(engine, kit, widest, config.memory.max_running))
     return Runtime(
         plan=plan,
         engine=replace(engine, drafter=kit.make(config.draft)),

@@ -17,7 +17,7 @@ RESERVE = 0.2  # at most this share of the wall time is kept back for that
 
 @dataclass(frozen=True)
 class Ledger:
-    """What was spent. `seconds` is wall time, `durations` that of each finished trial."""
+    """What was spent. `seconds` is wall time, `durations` that of each finished trial, its share of a batch."""
 
     launched: int
     seconds: float
@@ -46,11 +46,21 @@ def trial_seconds(record: TrialRecord) -> float:
     return sum(record.seconds.values())
 
 
-def reserve(budget: Budget, ledger: Ledger) -> float:
-    """Return the seconds that the search leaves for the confirmation."""
-    if budget.wall is None or ledger.trial_seconds is None:
+def busy_seconds(records: Sequence[TrialRecord]) -> float:
+    """Return the wall time in which at least one of the recorded trials ran: some ran side by side. One that does not
+    say when it began counts as alone."""
+    total, until = sum(trial_seconds(r) for r in records if r.started is None), float("-inf")
+    for begin, end in sorted((r.started, r.started + trial_seconds(r)) for r in records if r.started is not None):
+        total += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    return total
+
+
+def reserve(budget: Budget, launches: int, each: float) -> float:
+    """Return the seconds that the search leaves for the confirmation of so many launches; `each`: what one takes."""
+    if budget.wall is None:
         return 0.0
-    return min(confirmations(ledger.launched) * ledger.trial_seconds, RESERVE * budget.wall)
+    return min(confirmations(launches) * each, RESERVE * budget.wall)
 
 
 def why_stop(

@@ -23,8 +23,8 @@ CONFIDENCE_Z = 1.96
 BESIDE = 3  # launches between two of the baseline
 OPTIMISM = 1.5  # standard deviations that a challenger may be better than it looks
 FEWEST = 4  # launches that a model can be fitted to
-# Launches that it is fitted to, those that look best: a dashboard asks with every trial of a thousand. Of a part of a
-# study the lucky ones look best, so it is to be larger than studies are.
+# Launches that it is fitted to, those that look best: a dashboard asks with every trial of a thousand. In a part of a
+# study the lucky ones are too many, so this is more than studies usually have.
 MOST = 256
 DIGITS = 9  # of a logarithm; costs that differ by less are the same
 UNKNOWN = 0.1  # the standard deviation of a measurement that says nothing of it

@@ -19,7 +19,7 @@ from tuner.executors.base import Executor
 from tuner.packing import Job, lower_bound, makespan, place
 from tuner.pick import slo_of
 from tuner.racing import race_of
-from tuner.records import Event, LeaseRequest, Limits, Planned, TrialRecord, TrialSpec, config_dict
+from tuner.records import Event, LeaseRequest, Limits, Planned, Role, TrialRecord, TrialSpec, config_dict
 from tuner.space import Space
 from tuner.store import Journal, StudyFolder
 
@@ -140,18 +140,20 @@ class Launcher:
             for slot in sorted(slots, key=lambda slot: (slot.start, int(slot.job.name)))
         ]
 
-    def seconds(self, configs: Sequence[EngineConfig], records: Sequence[TrialRecord]) -> float:
-        """Return how long a batch of these configurations will probably take."""
-        planned = [Planned(trial=index, role="search", config=config) for index, config in enumerate(configs)]
+    def seconds(self, configs: Sequence[EngineConfig], records: Sequence[TrialRecord], role: Role = "search") -> float:
+        """Return how long a batch of launches of these configurations will probably take."""
+        planned = [Planned(trial=index, role=role, config=config) for index, config in enumerate(configs)]
         jobs = [self._job(each, records) for each in planned]
         return makespan(place(jobs, size=_power(max(1, self.room)), exclusive=self.exclusive))
 
     def _job(self, planned: Planned, records: Sequence[TrialRecord]) -> Job:
-        """Return what a launch will probably take: what the last one with as many GPUs did, of its backend if any."""
-        gpus, backend = self._gpus(planned), planned.config.backend.kind
+        """Return what a launch will probably take: what the last one with as many GPUs did, of its backend and with
+        windows as long if there is one."""
+        gpus, backend, raced = self._gpus(planned), planned.config.backend.kind, planned.role == "search"
         like = [r for r in records if r.state == "measured" and r.gpus == gpus]
-        alike = [r for r in like if r.config["backend"]["kind"] == backend] or like
-        load, measure = _times(alike[-1]) if alike else SECONDS
+        like = [r for r in like if r.config["backend"]["kind"] == backend] or like
+        like = [r for r in like if (r.role == "search") == raced] or like
+        load, measure = _times(like[-1]) if like else SECONDS
         return Job(str(planned.trial), self._block(gpus), load, measure)
 
     def _block(self, gpus: int) -> int:

@@ -11,13 +11,14 @@ goes on where it stopped: no trial twice, at most those that ran are lost.
 from __future__ import annotations
 
 import json
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.config import Captured, Eager, EngineConfig, PolicyDraft
-from tuner.budget import Ledger, confirmations, launched, reserve, seconds_left, trial_seconds, why_stop
+from tuner.budget import Ledger, busy_seconds, confirmations, launched, reserve, seconds_left, trial_seconds, why_stop
 from tuner.durations import format_duration
 from tuner.errors import NothingFeasible, StudyError
 from tuner.executors.base import Executor
@@ -46,6 +47,7 @@ UNCAPTURED: frozenset[FailureKind] = frozenset({"graph_capture", "oom_capture"})
 FRUITLESS = 5  # failed launches in a row, with nothing measured, before the search gives up
 WANDERING = 20  # impossible suggestions in a row before points are drawn from the possible ones
 TRIES = 3  # launches in a row that the machine did not let begin, before the study stops
+LATEST = 8  # trials that tell how long the next one takes
 ROUNDS = 2  # a batch asks for so many times the GPUs there are: room to pack them well
 
 
@@ -122,8 +124,9 @@ class Search:
         self._records = folder.read_trials()
         self._said = folder.read_search()
         self._began = time.monotonic()
-        self._earlier = sum(trial_seconds(record) for record in self._records)
-        self._durations = [trial_seconds(record) for record in self._records if record.state != "infeasible"]
+        self._earlier = busy_seconds(self._records)
+        shared = self._earlier / (sum(map(trial_seconds, self._records)) or 1.0)
+        self._durations = [shared * trial_seconds(r) for r in self._records if r.state != "infeasible"]
         self._to_confirm: int | None = None  # still to come, once the search is over
         self._prior: PriorState = "none"
         self._wandering = 0
@@ -216,7 +219,7 @@ class Search:
         """
         self._take_back(journal)
         while (planned := self._next_to_confirm()) is not None:
-            takes = self._launcher.seconds([planned.config], self._records)
+            takes = self._launcher.seconds([planned.config], self._records, planned.role)
             stop = why_stop(self._budget, self._ledger(), self._gpus_of_next(), count=False, expected=takes)
             if stop is not None:
                 self._observer.note(f"Confirmation ends: {stop}.")
@@ -271,7 +274,7 @@ class Search:
     def _ask(self, journal: Journal) -> list[Planned]:
         """Return the next launches, as many as have room side by side; what can never launch is recorded.
 
-        One that would not end in time is left for the next batch.
+        One that would not end in time is left for a later batch, if there is one.
         """
         found, self._late = self._late, []
         while self._has_room([config for _, config in found]):
@@ -285,11 +288,10 @@ class Search:
                 self._refuse(journal, suggestion, suggestion.judged)
                 continue
             self._wandering = 0
-            asked = (suggestion, suggestion.judged)
-            if found and not self._in_time([config for _, config in (*found, asked)]):
-                self._late = [asked]
+            if found and not self._in_time([config for _, config in found], suggestion.judged):
+                self._late = [(suggestion, suggestion.judged)]
                 break
-            found.append(asked)
+            found.append((suggestion, suggestion.judged))
         start = self._next_number()
         return [
             Planned(
@@ -311,11 +313,13 @@ class Search:
         spent = launched(self._records) + len(batch)
         return taken < ROUNDS * self._launcher.room and (trials is None or spent < trials)
 
-    def _in_time(self, batch: Sequence[EngineConfig]) -> bool:
-        """Whether a batch will probably end before the wall time that the search has."""
-        wall, ledger = self._budget.wall, self._ledger()
-        spent = ledger.seconds + reserve(self._budget, ledger)
-        return wall is None or spent + self._launcher.seconds(batch, self._records) <= wall
+    def _in_time(self, batch: Sequence[EngineConfig], one: EngineConfig) -> bool:
+        """Whether a batch will probably end before the search's wall time with one more launch, or no later for it."""
+        if self._budget.wall is None:
+            return True
+        left = self._budget.wall - self._ledger().seconds - self._reserve()
+        alone = self._launcher.seconds(batch, self._records)
+        return self._launcher.seconds([*batch, one], self._records) <= max(left, alone)
 
     def _refuse(self, journal: Journal, suggestion: Suggestion, infeasible: Infeasible) -> None:
         """Record a point that can never launch: it teaches, and costs no trial."""
@@ -397,8 +401,18 @@ class Search:
     # ------------------------------------------------------------------------------------------ accounts
 
     def _why_stop(self) -> str | None:
-        ledger = self._ledger()
-        return why_stop(self._budget, ledger, self._gpus_of_next(), reserve(self._budget, ledger))
+        each = [trial_seconds(r) - r.seconds.get("lease", 0.0) for r in self._records if r.seconds]
+        usual = statistics.median(each[-LATEST:]) if each else None
+        return why_stop(self._budget, self._ledger(), self._gpus_of_next(), self._reserve(), expected=usual)
+
+    def _reserve(self) -> float:
+        """Return the seconds that are kept for the confirmation: of launches like the baseline, one at a time."""
+        baseline = next((r for r in self._records if r.role == "baseline" and r.state == "measured"), None)
+        if baseline is None:
+            return 0.0
+        config = recorded_config(baseline.trial, baseline.config)
+        each = self._launcher.seconds([config], self._records, "confirm")
+        return reserve(self._budget, launched(self._records), each)
 
     def _why_poor(self, gain: float | None) -> str | None:
         """Return why no further launch pays, None while one may."""

@@ -216,6 +216,8 @@ def test_where_rows_cost_nothing_the_largest_tree_is_taken_unseen() -> None:
     assert Growing(7, free).of_round(1) is None
     dear = CostTable((1,), (1, 2, 8), (1.0,), ((0.2, 0.2, 0.25),))
     assert Growing(7, dear).of_round(1) is not None
+    alone = CostTable((1,), (1, 2), (1.0,), ((0.2, 0.4),))
+    assert Growing(1, alone).of_round(1) is not None  # a tree of one node against none
     assert not free.curve(1, 0).flat
 
 

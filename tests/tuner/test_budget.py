@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.tuner.make import level, record
-from tuner.budget import Ledger, launched, reserve, seconds_left, why_stop
+from tuner.budget import Ledger, busy_seconds, launched, reserve, seconds_left, why_stop
 from tuner.durations import format_duration, parse_duration
+from tuner.records import TrialRecord
 from tuner.space.model import Budget
 
 
@@ -34,7 +35,6 @@ def test_the_first_trial_always_starts() -> None:
     fresh = Ledger(0, 0.0, 0.0, ())
     assert why_stop(Budget(trials=1, wall=1.0, gpu_hours=0.001), fresh, 8) is None
     assert seconds_left(Budget(trials=5), fresh) is None
-    assert reserve(Budget(wall=100.0), fresh) == 0.0
 
 
 def test_gpu_hours() -> None:
@@ -42,10 +42,21 @@ def test_gpu_hours() -> None:
     assert why_stop(Budget(gpu_hours=1.0), ledger(gpu_seconds=3590.0), 2) == "1.00 of 1 GPU-hours are spent"
 
 
+def test_trials_side_by_side_are_counted_once() -> None:
+    def ran(started: float | None, seconds: float) -> TrialRecord:
+        times = {"lease": 1.0, "load": seconds - 1.0}
+        return TrialRecord(trial=0, role="search", state="measured", config={}, seconds=times, started=started)
+
+    assert busy_seconds([]) == 0.0
+    assert busy_seconds([ran(100.0, 50.0), ran(105.0, 20.0), ran(140.0, 20.0), ran(300.0, 10.0)]) == 70.0
+    assert busy_seconds([ran(100.0, 50.0), ran(None, 20.0)]) == 70.0
+
+
 def test_the_confirmation_gets_three_trials_but_at_most_a_fifth() -> None:
-    assert reserve(Budget(wall=1000.0), ledger()) == 30.0
-    assert reserve(Budget(wall=100.0), ledger()) == 20.0
-    assert reserve(Budget(trials=9), ledger()) == 0.0
+    assert reserve(Budget(wall=1000.0), 2, 10.0) == 30.0
+    assert reserve(Budget(wall=1000.0), 40, 10.0) == 60.0
+    assert reserve(Budget(wall=100.0), 2, 10.0) == 20.0
+    assert reserve(Budget(trials=9), 2, 10.0) == 0.0
 
 
 def test_what_is_left_is_the_nearer_limit() -> None:

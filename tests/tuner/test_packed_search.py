@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from engine.config import Backend
+from engine.config import Backend, EngineConfig
 from tests.tuner import packed
 from tests.waiting import wait_until
 from tuner.executors.packed import PackedExecutor
@@ -88,15 +89,23 @@ def test_a_batch_that_a_death_cut_is_finished_and_nothing_is_measured_twice(tmp_
     assert packed.clashes(packed.held_in(folder), exclusive=True) == []
 
 
-def test_a_batch_has_no_more_launches_than_end_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Launcher, "seconds", lambda self, configs, records: 1000.0 * len(configs))
+@pytest.mark.parametrize(("lengthens", "batches"), [(True, 0), (False, 1)])
+def test_a_launch_that_would_end_too_late_is_left_for_a_later_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lengthens: bool, batches: int
+) -> None:
+    """One that does not lengthen its batch is never too late."""
+
+    def seconds(self: Launcher, configs: Sequence[EngineConfig], *_: object) -> float:
+        return 1000.0 * (len(configs) if lengthens else 1)
+
+    monkeypatch.setattr(Launcher, "seconds", seconds)
     packed.begin(tmp_path / "study", trials=4, scale=0.05, wall="20m")
     with packed.pretended(tmp_path / "smi"):
         packed.search(tmp_path / "study", packed.Silent())
     study = StudyFolder(tmp_path / "study")
     searched = [record for record in study.read_trials() if record.role == "search"]
-    assert "packing" not in json.loads(study.search.read_text())  # one at a time is no batch
-    assert [record.trial for record in searched] == [1, 2, 3]  # what was asked for too late is launched next
+    assert len(json.loads(study.search.read_text()).get("packing", [])) == batches  # one at a time is no batch
+    assert sorted(record.trial for record in searched) == [1, 2, 3]  # what was too late is launched next
     assert len({canonical(record.config) for record in searched}) == 3
 
 
@@ -123,4 +132,7 @@ def test_a_launch_takes_what_the_last_one_of_its_backend_and_size_took(tmp_path:
     assert launcher.seconds([native], records) == 25.0
     assert launcher.seconds([sglang], records) == 95.0
     assert launcher.seconds([native, sglang], records) == 95.0  # side by side
+    whole = records[0].model_copy(update={"role": "confirm", "seconds": {"ready": 30.0, "load": 40.0}})
+    assert launcher.seconds([native], [whole, *records]) == 25.0  # its window is a search's, which races
+    assert launcher.seconds([native], [whole, *records], "confirm") == 70.0
     assert launcher.seconds([sglang], records[:1]) == 15.0  # of another backend, where its own never ran

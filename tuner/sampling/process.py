@@ -103,11 +103,11 @@ class RemoteBrain:
         command: Sequence[str] = COMMAND,
     ) -> None:
         """`space` may be narrowed by static pruning; `sampler` is a kind of tuner.sampling.SAMPLERS; `machine` gives a
-        prior where its speed is known; `impossible` are points that cannot run, which it is never asked for."""
+        prior where its speed is known; `impossible` are points that cannot run, which it never suggests."""
         self.prior: PriorState = "none"
         self._space = space
         self._refusals = refusals
-        self._impossible = tuple(impossible)
+        self._impossible = list(impossible)
         left = {d.path: tuple(d.values) for d in space.domains if not isinstance(d, FloatRange)}
         self._start = Start(
             text=space.text,
@@ -131,8 +131,6 @@ class RemoteBrain:
             start_new_session=True,  # Ctrl-C is the controller's to handle
         )
         self._send(self._start)
-        for assignment in self._impossible:
-            self._send(Bar(assignment=assignment))
         return self
 
     def __exit__(
@@ -161,6 +159,8 @@ class RemoteBrain:
         Raises:
             StudyError: the process ended.
         """
+        while self._impossible:  # not before the first question: the process starts while the baseline runs
+            self._send(Bar(assignment=self._impossible.pop()))
         for _ in range(CAREFUL):
             self._send(Ask(number=number, careful=careful))
             answer = self._answer()
