@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import pytest
 from engine.config import Backend, EngineConfig
 from tests.tuner import packed
 from tests.waiting import wait_until
-from tuner.executors.packed import PackedExecutor
+from tuner.executors.packed import Board, PackedExecutor
 from tuner.launches import SECONDS, Launcher
 from tuner.leases import held_locks
 from tuner.records import TrialRecord, canonical, config_dict
@@ -44,6 +45,46 @@ def test_trials_share_the_gpus_out_and_measure_one_after_another(tmp_path: Path)
     assert all(batch["makespan"] >= batch["bound"] > 0 for batch in batches)
     assert not study.batch.exists()
     assert held_locks() == ()
+
+
+def test_a_waiting_trial_takes_what_is_free_and_nobody_waits_for() -> None:
+    board = Board("abcd", [("a", "b"), ("c",), ("d",), ("c",), ("a",), ("a", "b")])
+    assert board.take(0) == ("a", "b")
+    assert board.take(1) == ("c",)
+    assert board.take(2) == ("d",)
+    third = threading.Thread(target=lambda: taken.append(board.take(3)))
+    taken: list[tuple[str, ...] | None] = []
+    third.start()
+    board.give_back(2)  # nobody is planned on d any more
+    third.join(60)
+    assert taken == [("d",)]
+    board.give_back(0)
+    assert board.take(4) == ("a",)
+    wide = threading.Thread(target=lambda: taken.append(board.take(5)))
+    wide.start()
+    board.give_back(1)  # c alone is no block of two
+    board.give_back(3)
+    wide.join(60)
+    assert taken[1:] == [("c", "d")]
+    board.close()
+    assert board.take(4) is None
+
+
+def test_a_trial_without_gpus_of_its_own_runs_alone() -> None:
+    board = Board("ab", [("a",), (), ("b",)])
+    order: list[int] = []
+    threads = [
+        threading.Thread(target=lambda index=index: (board.take(index), order.append(index))) for index in (1, 2)
+    ]
+    assert board.take(0) == ("a",)
+    for thread in threads:
+        thread.start()
+    board.give_back(0)
+    threads[0].join(60)
+    assert order == [1]
+    board.give_back(1)
+    threads[1].join(60)
+    assert order == [1, 2]
 
 
 @pytest.mark.proof

@@ -69,7 +69,8 @@ class Executor(Protocol):
     def run_all(self, specs: Sequence[TrialSpec]) -> AbstractContextManager[Iterator[Event]]:
         """Run several trials and yield the events of all as they come, each trial's as `run` does.
 
-        Trials that share none of their `lease.devices` run side by side; those that do, in the order given.
+        Trials that share none of their `lease.devices` run side by side; those that do, in the order given, unless
+        other devices are free that no trial waits for.
         """
         ...
 

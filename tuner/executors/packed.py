@@ -36,21 +36,20 @@ class PackedExecutor(LocalExecutor):
 
     @contextlib.contextmanager
     def run_all(self, specs: Sequence[TrialSpec]) -> Iterator[Iterator[Event]]:
-        """Run trials as their GPUs become free; see `base.Executor.run_all`."""
+        """Run trials as their GPUs become free, or others that nobody waits for; see `base.Executor.run_all`."""
         said: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        done = [threading.Event() for _ in specs]
-        stopping = threading.Event()
+        board = Board(self._gpus, [spec.lease.devices for spec in specs])
 
         def one(index: int) -> None:
             try:
-                for earlier in _before(specs, index):
-                    done[earlier].wait()
-                if not stopping.is_set():
-                    with self.run(specs[index]) as events:
+                devices = board.take(index)
+                if devices is not None:
+                    lease = specs[index].lease.model_copy(update={"devices": devices})
+                    with self.run(specs[index].model_copy(update={"lease": lease})) as events:
                         for event in events:
                             said.put(event)
             finally:
-                done[index].set()
+                board.give_back(index)
                 said.put(None)
 
         with ThreadPoolExecutor(max_workers=max(1, len(specs))) as pool:
@@ -58,7 +57,7 @@ class PackedExecutor(LocalExecutor):
             try:
                 yield _merged(said, futures)
             finally:
-                stopping.set()
+                board.close()
                 self._end(futures)
 
     def _end(self, futures: Sequence[Future[None]]) -> None:
@@ -70,10 +69,60 @@ class PackedExecutor(LocalExecutor):
             wait(futures, timeout=RETRY_SECONDS)
 
 
-def _before(specs: Sequence[TrialSpec], index: int) -> list[int]:
-    """Return the earlier trials that share a GPU with one; a trial without GPUs waits for all."""
-    mine = set(specs[index].lease.devices)
-    return [i for i in range(index) if not mine or not specs[i].lease.devices or mine & set(specs[i].lease.devices)]
+class Board:
+    """Who holds which GPUs, and who waits for them, in the order of the plan; for threads.
+
+    How long a launch takes is known only afterwards. So a trial whose own GPUs are still held takes others that are
+    free and that no waiting trial is planned on.
+    """
+
+    def __init__(self, gpus: Sequence[str], planned: Sequence[tuple[str, ...]]) -> None:
+        """`planned`: the GPUs of each trial; of trials that share one, the earlier goes first."""
+        self._gpus = tuple(gpus)
+        self._planned = tuple(planned)
+        self._waiting = set(range(len(planned)))
+        self._held: dict[int, tuple[str, ...]] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def take(self, index: int) -> tuple[str, ...] | None:
+        """Wait for a trial's turn and return its GPUs; None when nothing more is to start."""
+        with self._changed:
+            while not self._closed:
+                if (found := self._found(index)) is not None:
+                    self._waiting.discard(index)
+                    self._held[index] = found
+                    self._changed.notify_all()  # its own GPUs may be nobody's now
+                    return found
+                self._changed.wait()
+        return None
+
+    def give_back(self, index: int) -> None:
+        """A trial is over."""
+        with self._changed:
+            self._waiting.discard(index)
+            self._held.pop(index, None)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Start nothing more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _found(self, index: int) -> tuple[str, ...] | None:
+        """Return what a trial may take now."""
+        own, earlier = self._planned[index], {each for each in self._waiting if each < index}
+        if not own:  # it may take any: it runs alone, after all before it
+            return own if not earlier and not self._held else None
+        if any(not held for held in self._held.values()) or any(not self._planned[each] for each in earlier):
+            return None
+        busy = {gpu for held in self._held.values() for gpu in held}
+        if not busy & set(own) and not any(set(own) & set(self._planned[each]) for each in earlier):
+            return own
+        wanted = busy | {gpu for each in self._waiting - {index} for gpu in self._planned[each]}
+        blocks = (self._gpus[first : first + len(own)] for first in range(0, len(self._gpus), len(own)))
+        return next((block for block in blocks if len(block) == len(own) and not wanted & set(block)), None)
 
 
 def _merged(said: queue.SimpleQueue[Event | None], futures: Sequence[Future[None]]) -> Iterator[Event]:
