@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tuner.durations import format_duration
@@ -46,14 +46,20 @@ def trial_seconds(record: TrialRecord) -> float:
     return sum(record.seconds.values())
 
 
-def busy_seconds(records: Sequence[TrialRecord]) -> float:
-    """Return the wall time in which at least one of the recorded trials ran: some ran side by side. One that does not
-    say when it began counts as alone."""
-    total, until = sum(trial_seconds(r) for r in records if r.started is None), float("-inf")
-    for begin, end in sorted((r.started, r.started + trial_seconds(r)) for r in records if r.started is not None):
+def covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Return how much time is in at least one of the spans, each from a begin to an end."""
+    total, until = 0.0, float("-inf")
+    for begin, end in sorted(spans):
         total += max(0.0, end - max(begin, until))
         until = max(until, end)
     return total
+
+
+def busy_seconds(records: Sequence[TrialRecord]) -> float:
+    """Return the wall time in which at least one of the recorded trials ran: some ran side by side. One that does not
+    say when it began counts as alone."""
+    alone = sum(trial_seconds(r) for r in records if r.started is None)
+    return alone + covered((r.started, r.started + trial_seconds(r)) for r in records if r.started is not None)
 
 
 def reserve(budget: Budget, launches: int, each: float) -> float:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from tuner.budget import covered
 from tuner.records import Event, Level, Stage, TrialRecord
 
 MOST_LINES = 200
@@ -115,11 +116,4 @@ def lanes(timelines: Iterable[Timeline]) -> dict[int, int]:
 
 def busy_seconds(timelines: Iterable[Timeline], now: float | None) -> float:
     """Return how long at least one trial ran; `now` ends what still runs, None ends it with its last event."""
-    spans: Sequence[tuple[float, float]] = sorted(
-        (t.begin, t.end if t.end is not None else now if now is not None else t.last) for t in timelines
-    )
-    total, until = 0.0, float("-inf")
-    for begin, end in spans:
-        total += max(0.0, end - max(begin, until))
-        until = max(until, end)
-    return total
+    return covered((t.begin, t.end if t.end is not None else now if now is not None else t.last) for t in timelines)
