@@ -401,18 +401,21 @@ class Search:
     # ------------------------------------------------------------------------------------------ accounts
 
     def _why_stop(self) -> str | None:
-        each = [trial_seconds(r) - r.seconds.get("lease", 0.0) for r in self._records if r.seconds]
+        each = [trial_seconds(r) - r.seconds.get("lease", 0.0) for r in self._ran()]
         usual = statistics.median(each[-LATEST:]) if each else None
         return why_stop(self._budget, self._ledger(), self._gpus_of_next(), self._reserve(), expected=usual)
 
     def _reserve(self) -> float:
-        """Return the seconds that are kept for the confirmation: of launches like the baseline, one at a time."""
-        baseline = next((r for r in self._records if r.role == "baseline" and r.state == "measured"), None)
-        if baseline is None:
+        """Return the seconds that are kept for the confirmation: of launches one at a time, with whole windows."""
+        rest = [trial_seconds(r) - sum(r.seconds.get(name, 0.0) for name in ("lease", "load")) for r in self._ran()]
+        whole = [r.seconds.get("load", 0.0) for r in self._ran() if r.role != "search" and r.state == "measured"]
+        if not whole:
             return 0.0
-        config = recorded_config(baseline.trial, baseline.config)
-        each = self._launcher.seconds([config], self._records, "confirm")
+        each = statistics.median(rest[-LATEST:]) + statistics.median(whole[-LATEST:])
         return reserve(self._budget, launched(self._records), each)
+
+    def _ran(self) -> list[TrialRecord]:
+        return [record for record in self._records if record.seconds]
 
     def _why_poor(self, gain: float | None) -> str | None:
         """Return why no further launch pays, None while one may."""
