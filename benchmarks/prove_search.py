@@ -26,7 +26,7 @@ def studies() -> dict[str, Any]:
     document = json.loads(OUT.read_text())
     cells = document["cells"]
     assert cells["done"] == cells["wanted"], f"{cells['done']} of {cells['wanted']} studies are done"
-    failing = {n: claim["figure"] for n, claim in document["claims"].items() if claim["judged"] and not claim["holds"]}
+    failing = {name: claim["figure"] for name, claim in document["claims"].items() if not claim["holds"]}
     assert not failing, f"short of what is claimed: {failing}"
     return {name: claim["figure"] for name, claim in document["claims"].items()}
 

@@ -67,7 +67,8 @@ def full(seeds: int) -> Iterator[Cell]:
         for surface in LARGE:
             yield Cell("search", surface, "surrogate", seed, 60)
     for seed in range(seeds):
-        yield Cell("search", "dflash12k", "surrogate", seed, 200)
+        for surface in ("dflash12k", "dflash12k_loud"):
+            yield Cell("search", surface, "surrogate", seed, 200)
         for surface in SURFACES:
             for sampler in ("surrogate", *PEERS):
                 yield Cell("search", surface, sampler, seed, 60)
@@ -172,9 +173,8 @@ def main() -> int:
     }
     arguments.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     for name, claim in claims.items():
-        how = "holds" if claim["holds"] else "FAILS" if claim["judged"] else "short"
-        print(f"{how}  {name}: {claim['figure']} (wanted {claim['wanted']})")
-    return 0 if all(claim["holds"] for claim in claims.values() if claim["judged"]) else 1
+        print(f"{'holds' if claim['holds'] else 'FAILS'}  {name}: {claim['figure']} (wanted {claim['wanted']})")
+    return 0 if all(claim["holds"] for claim in claims.values()) else 1
 
 
 if __name__ == "__main__":
