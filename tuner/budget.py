@@ -12,6 +12,7 @@ from tuner.space.model import Budget
 
 CONFIRMED = 3  # launches at the end of a short study
 SHARE = 0.15  # of the launches of a longer one
+LATEST = 8  # trials that tell how long the next one takes
 RESERVE = 0.2  # at most this share of the wall time is kept back for that
 
 
@@ -26,8 +27,8 @@ class Ledger:
 
     @property
     def trial_seconds(self) -> float | None:
-        """How long the next trial will probably take: the median of the last eight."""
-        return statistics.median(self.durations[-8:]) if self.durations else None
+        """How long the next trial will probably take: the median of the latest."""
+        return statistics.median(self.durations[-LATEST:]) if self.durations else None
 
 
 def launched(records: Sequence[TrialRecord]) -> int:

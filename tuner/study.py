@@ -18,7 +18,17 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from engine.config import Captured, Eager, EngineConfig, PolicyDraft
-from tuner.budget import Ledger, busy_seconds, confirmations, launched, reserve, seconds_left, trial_seconds, why_stop
+from tuner.budget import (
+    LATEST,
+    Ledger,
+    busy_seconds,
+    confirmations,
+    launched,
+    reserve,
+    seconds_left,
+    trial_seconds,
+    why_stop,
+)
 from tuner.durations import format_duration
 from tuner.errors import NothingFeasible, StudyError
 from tuner.executors.base import Executor
@@ -47,7 +57,6 @@ UNCAPTURED: frozenset[FailureKind] = frozenset({"graph_capture", "oom_capture"})
 FRUITLESS = 5  # failed launches in a row, with nothing measured, before the search gives up
 WANDERING = 20  # impossible suggestions in a row before points are drawn from the possible ones
 TRIES = 3  # launches in a row that the machine did not let begin, before the study stops
-LATEST = 8  # trials that tell how long the next one takes
 ROUNDS = 2  # a batch asks for so many times the GPUs there are: room to pack them well
 
 
