@@ -250,5 +250,14 @@ def _reply(brain: Brain, ask: Ask) -> Answer:
     return Answer(assignment=found.assignment, repeat=found.repeat, gain=gain, prior=prior)
 
 
+def main() -> int:
+    """Serve; when the controller is gone, end without a word, for nobody is left to read it."""
+    try:
+        return serve()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left in the buffer goes there at exit
+        return 0
+
+
 if __name__ == "__main__":
-    sys.exit(serve())
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -14,7 +15,7 @@ from tests.tuner.spaces import SPACE
 from tuner.brain import Brain
 from tuner.errors import StudyError
 from tuner.records import TrialRecord, config_dict
-from tuner.sampling.process import RemoteBrain
+from tuner.sampling.process import COMMAND, Ask, RemoteBrain, Start
 from tuner.space import Infeasible, parse_space
 
 WIDE = SPACE.replace("choices: [4, 8]", "choices: [2, 4, 6, 8, 10, 12, 14, 16]").replace(
@@ -109,6 +110,18 @@ def test_the_process_leaves_when_its_controller_is_killed() -> None:
         controller.kill()
         psutil.wait_procs([child], timeout=60)
         assert not child.is_running()
+
+
+def test_nobody_left_to_answer_is_no_error() -> None:
+    """A controller killed after a question: the answer has no reader, and the process ends without a traceback."""
+    start = Start(text=WIDE, source="wide.yaml", seed=0, sampler="random")
+    questions = f"{start.model_dump_json()}\n{Ask(number=1).model_dump_json()}\n"
+    read, write = os.pipe()
+    process = subprocess.Popen(COMMAND, stdin=subprocess.PIPE, stdout=write, stderr=subprocess.PIPE)
+    os.close(write)
+    os.close(read)
+    _, errors = process.communicate(questions.encode(), timeout=60)
+    assert (process.returncode, errors) == (0, b"")
 
 
 def test_the_controllers_side_loads_no_optimiser() -> None:
