@@ -359,8 +359,8 @@ def _memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, m
     kept = need.weights + need.draft_weights
     fraction = config.memory.kv_fraction
     least = config.reserved_rows + 1
+    enough = (kept + least * need.kv_bytes_per_token) / machine.memory
     if need.kv_tokens < least and fraction is not None:
-        enough = (kept + least * need.kv_bytes_per_token) / machine.memory
         yield Refusal(
             "memory.kv_fraction",
             f"{fraction} of {_gib(machine.memory)} leaves no KV cache beside {_gib(kept)} of weights; "
@@ -371,11 +371,11 @@ def _memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, m
     elif not need.fits(machine):
         short = need.shortfall(machine)
         if fraction is not None:
-            fitting = fraction - short / machine.memory
+            fitting = math.floor((fraction - short / machine.memory) * 100) / 100
             yield Refusal(
                 "memory.kv_fraction",
                 f"short by {_gib(short)} of {_gib(machine.memory)}; "
-                + (f"lower it to {math.floor(fitting * 100) / 100}" if fitting > 0 else "raise parallel.tensor"),
+                + (f"lower it to {fitting}" if fitting > enough else "lower max_running or raise parallel.tensor"),
             )
         else:
             tokens = need.kv_tokens - math.ceil(short / need.kv_bytes_per_token)
