@@ -47,6 +47,13 @@ def trial_seconds(record: TrialRecord) -> float:
     return sum(record.seconds.values())
 
 
+def split_seconds(record: TrialRecord) -> tuple[float, float]:
+    """Return the seconds of a trial outside and inside of its windows; waiting for its turn is neither."""
+    measure = record.seconds.get("load", 0.0)
+    waited = record.seconds.get("lease", 0.0)
+    return trial_seconds(record) - measure - waited, measure
+
+
 def covered(spans: Iterable[tuple[float, float]]) -> float:
     """Return how much time is in at least one of the spans, each from a begin to an end."""
     total, until = 0.0, float("-inf")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from engine.config import EngineConfig
 from tuner.acceptance import peer_of
-from tuner.budget import trial_seconds
+from tuner.budget import split_seconds, trial_seconds
 from tuner.errors import StudyError
 from tuner.executors.base import Executor
 from tuner.packing import Job, lower_bound, makespan, place
@@ -153,7 +153,7 @@ class Launcher:
         like = [r for r in records if r.state == "measured" and r.gpus == gpus]
         like = [r for r in like if r.config["backend"]["kind"] == backend] or like
         like = [r for r in like if (r.role == "search") == raced] or like
-        load, measure = _times(like[-1]) if like else SECONDS
+        load, measure = split_seconds(like[-1]) if like else SECONDS
         return Job(str(planned.trial), self._block(gpus), load, measure)
 
     def _block(self, gpus: int) -> int:
@@ -176,18 +176,11 @@ class Launcher:
 
     def account(self, done: Sequence[TrialRecord]) -> Packed:
         """Return how well the batch that has just run used the machine."""
-        jobs = [Job(str(r.trial), self._block(r.gpus), *_times(r)) for r in done if trial_seconds(r) > 0]
+        jobs = [Job(str(r.trial), self._block(r.gpus), *split_seconds(r)) for r in done if trial_seconds(r) > 0]
         bound = lower_bound(jobs, size=_power(self.room), exclusive=self.exclusive)
         packed = Packed(min(r.trial for r in done), len(done), self._took, bound)
         self.packed.append(packed)
         return packed
-
-
-def _times(record: TrialRecord) -> tuple[float, float]:
-    """Return the seconds of a trial outside and inside of its windows; waiting for its turn is neither."""
-    measure = record.seconds.get("load", 0.0)
-    waited = record.seconds.get("lease", 0.0)
-    return trial_seconds(record) - measure - waited, measure
 
 
 def _power(count: int) -> int:

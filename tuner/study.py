@@ -26,6 +26,7 @@ from tuner.budget import (
     launched,
     reserve,
     seconds_left,
+    split_seconds,
     trial_seconds,
     why_stop,
 )
@@ -410,14 +411,15 @@ class Search:
     # ------------------------------------------------------------------------------------------ accounts
 
     def _why_stop(self) -> str | None:
-        each = [trial_seconds(r) - r.seconds.get("lease", 0.0) for r in self._ran()]
+        each = [sum(split_seconds(record)) for record in self._ran()]
         usual = statistics.median(each[-LATEST:]) if each else None
         return why_stop(self._budget, self._ledger(), self._gpus_of_next(), self._reserve(), expected=usual)
 
     def _reserve(self) -> float:
         """Return the seconds that are kept for the confirmation: of launches one at a time, with whole windows."""
-        rest = [trial_seconds(r) - sum(r.seconds.get(name, 0.0) for name in ("lease", "load")) for r in self._ran()]
-        whole = [r.seconds.get("load", 0.0) for r in self._ran() if r.role != "search" and r.state == "measured"]
+        ran = [(record, *split_seconds(record)) for record in self._ran()]
+        rest = [outside for _, outside, _ in ran]
+        whole = [measure for record, _, measure in ran if record.role != "search" and record.state == "measured"]
         if not whole:
             return 0.0
         each = statistics.median(rest[-LATEST:]) + statistics.median(whole[-LATEST:])
