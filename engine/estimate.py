@@ -372,11 +372,9 @@ def _memory(config: EngineConfig, shape: ModelShape, draft: DraftShape | None, m
         short = need.shortfall(machine)
         if fraction is not None:
             fitting = math.floor((fraction - short / machine.memory) * 100) / 100
-            yield Refusal(
-                "memory.kv_fraction",
-                f"short by {_gib(short)} of {_gib(machine.memory)}; "
-                + (f"lower it to {fitting}" if fitting > enough else "lower max_running or raise parallel.tensor"),
-            )
+            other = "lower memory.max_running or raise parallel.tensor"
+            advice = f"lower it to {fitting}" if fitting > enough else other
+            yield Refusal("memory.kv_fraction", f"short by {_gib(short)} of {_gib(machine.memory)}; {advice}")
         else:
             tokens = need.kv_tokens - math.ceil(short / need.kv_bytes_per_token)
             path = "memory.kv_tokens" if config.memory.kv_tokens is not None else "memory"
