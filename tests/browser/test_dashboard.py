@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -298,6 +299,20 @@ def test_what_is_appended_shows_up_and_who_runs_it(page: Page, address: str, res
         page.wait("document.querySelector('.log pre').textContent.includes('the second line')")
         append(journal, [trial(random.Random(4), 3, 1.9e9)])
         page.wait("document.documentElement.dataset.trials === '4'")
+
+
+def test_a_log_is_followed_though_its_page_was_open_before_the_trial(page: Page, address: str, results: Path) -> None:
+    folder = make_study(results / "early", 3, name="early", finish=False)
+    with folder.lock(), Journal(folder) as journal:
+        log = folder.logs / "trial-0003.log"
+        log.write_text("the first line\n")
+        go(page, address, "early/trial/3", "trial")
+        page.wait("document.querySelector('.log pre')?.textContent.includes('the first line')")
+        journal.event(Event(kind="begin", trial=3, stage="lease", time=time.time()))
+        page.wait("document.querySelector('.log header').innerText.includes('live')")
+        with log.open("a") as file:
+            file.write("the second line\n")
+        page.wait("document.querySelector('.log pre').textContent.includes('the second line')")
 
 
 def test_the_report_is_the_same_page_offline(page: Page, results: Path, mid: dict[str, Any], tmp_path: Path) -> None:

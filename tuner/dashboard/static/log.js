@@ -27,7 +27,13 @@ export class LogTail {
     this.end = null;
     this.text.textContent = "";
     clearTimeout(this.timer);
+    this.resting = false;
     this.read(++this.turn);
+  }
+
+  // Read on if nothing was written any more when the log was read last, and now something may be.
+  wake() {
+    if (this.resting && this.live()) this.read(this.turn);
   }
 
   start() {
@@ -36,6 +42,7 @@ export class LogTail {
   }
 
   async read(turn) {
+    this.resting = false;
     const piece = await this.context.source.log(this.trial, this.which, this.end);
     if (turn !== this.turn) return;
     if (piece === null) {
@@ -51,8 +58,9 @@ export class LogTail {
       }
       fill(this.note, this.live() ? "live" : "");
     }
-    if (this.live() && !document.hidden) this.timer = setTimeout(() => this.read(turn), EVERY);
-    else if (this.live()) document.addEventListener("visibilitychange", () => { if (turn === this.turn) this.read(turn); }, { once: true });
+    if (!this.live()) this.resting = true;
+    else if (!document.hidden) this.timer = setTimeout(() => this.read(turn), EVERY);
+    else document.addEventListener("visibilitychange", () => { if (turn === this.turn) this.read(turn); }, { once: true });
   }
 
   dispose() {

@@ -45,6 +45,7 @@ export class TrialView {
 
   live() {
     this.update();
+    this.log.wake();
   }
 
   heading(trial, pill) {
