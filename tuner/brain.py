@@ -11,10 +11,12 @@ from every sampler, which then suggests the crash again; zeros or infinities wou
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
+from tuner.labels import draft_kind
 from tuner.points import objectives_of, violations
 from tuner.racing import Axis, doubt, expected
 from tuner.records import Level, TrialRecord, canonical, config_dict
@@ -149,6 +151,7 @@ class Brain:
                     broken=tuple(broken),
                     scatter=self._scatter(record),
                     whole=record.state != "pruned",
+                    accept=_accept_length(record),
                 )
             )
         if record.role not in ("baseline", "search"):
@@ -304,3 +307,11 @@ class Brain:
             if suggestion is not None and suggestion.repeat is None and not isinstance(suggestion.judged, Infeasible):
                 return suggestion
         return None
+
+
+def _accept_length(record: TrialRecord) -> float | None:
+    """Return the mean accept length of a record's levels, on which it hardly depends; 1 without drafts."""
+    if draft_kind(record.config) == "none":
+        return 1.0
+    told = [length for level in record.levels if (length := level.metrics.get("accept_length")) is not None]
+    return statistics.mean(told) if told else None

@@ -128,7 +128,7 @@ def _expected(
     rows = {launch.trial: row for row, (launch, _) in enumerate(modelled) if launch.trial in among}
     if not rows:
         return {}
-    means, sds = fit(x, costs, encoder.groups, scatter=scatter).predict(x[list(rows.values())])
+    means, sds = fit(x, costs, encoder.groups, scatter=scatter, knobs=encoder.knobs).predict(x[list(rows.values())])
     return {trial: (float(mean), float(sd)) for trial, mean, sd in zip(rows, means, sds, strict=True)}
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.sampling.acquisition import hypervolume
-from tuner.sampling.base import Costs, Sampler, View
-from tuner.sampling.surrogate import Surrogate, reference_of
+from tuner.sampling.base import Sampler, View
+from tuner.sampling.surrogate import Surrogate
 
 LEAST_GAIN = 0.005  # of the hypervolume reached
 PATIENCE = 5  # questions in a row
@@ -30,13 +29,8 @@ def outlook(view: View, sampler: Sampler) -> Outlook | None:
     allowed = sampler.allowed(view)
     if not len(allowed):
         return Outlook(0.0)
-    costs = Costs.of(view)
-    feasible = (costs.broken <= 0).all(axis=1)
-    good = costs.values[feasible] if feasible.any() else costs.values
-    reached = hypervolume(good, reference_of(good))
-    both = replace(view, number=0)  # the gain of the whole front, not of the end whose turn it is
-    gain = float(np.max(sampler.promise(both, allowed).expected))
-    return Outlook(gain / reached if reached > 0 else float("inf"))
+    promise = sampler.promise(view, allowed)
+    return Outlook(float(np.max(promise.gain() * promise.chance)))
 
 
 def should_stop(gains: Sequence[float | None], least: float = LEAST_GAIN, patience: int = PATIENCE) -> str | None:

@@ -234,7 +234,8 @@ def build(
         if found is None:
             continue
         scatter = noise(config)
-        rows.append(Row(_record(len(rows), config, found), assignment, dict.fromkeys(_NOISY, scatter)))
+        scatters = dict.fromkeys(_NOISY, scatter) | {"accept_length": scatter / 3}  # a mean over many rounds
+        rows.append(Row(_record(len(rows), config, found), assignment, scatters))
     return Surface(name, space, Table(tuple(rows)))
 
 

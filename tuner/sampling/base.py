@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.records import canonical
+from tuner.records import canonical, metric_of
 from tuner.sampling.encode import Array, Encoder
 from tuner.sampling.gp import Rows, members, rows_of
 from tuner.space import Assignment, Objective, Space
@@ -20,6 +20,7 @@ from tuner.space import Assignment, Objective, Space
 if TYPE_CHECKING:
     import optuna
 
+PER_TOKEN = ("tpot_ms", "normalized_ms", "e2e_ms", "output_tok_s", "output_tok_s_per_gpu", "output_tok_s_per_user")
 POOL = 20_000  # points held at once; of a larger or continuous space, as many are drawn
 
 
@@ -27,7 +28,7 @@ POOL = 20_000  # points held at once; of a larger or continuous space, as many a
 class Observation:
     """One launch. `values`: one per objective, None after a crash; `broken`: one per constraint, at most 0 if met;
     `scatter`: the standard deviation of each value, 0 where it is not known; `whole`: no value is a guess of what a
-    race left out."""
+    race left out; `accept`: the accept length, None where it is not known."""
 
     key: str
     assignment: Assignment
@@ -35,6 +36,7 @@ class Observation:
     broken: tuple[float, ...] = ()
     scatter: tuple[float, ...] = ()
     whole: bool = True
+    accept: float | None = None
 
 
 @dataclass(frozen=True)
@@ -148,6 +150,8 @@ class Costs:
     broken: Array  # (measured, constraints)
     scatter: Array  # (measured, objectives), standard deviations of values
     whole: NDArray[np.bool_]  # (measured,), no value is a guess of what a race left out
+    accept: Array | None  # (measured,), logarithms of accept lengths; None where one is missing
+    per_token: NDArray[np.bool_]  # (objectives,), costs that are in inverse proportion to accept lengths
     measured: tuple[int, ...] = field(default=())
 
     @property
@@ -173,8 +177,17 @@ class Costs:
             broken=broken.reshape(len(measured), constraints),
             scatter=scatter.reshape(raw.shape) / np.where((raw > 0).all(axis=0), np.abs(raw) + 1e-300, 1.0),
             whole=np.array([rows[index].whole for index in measured], dtype=np.bool_),
+            accept=_logarithms([rows[index].accept for index in measured]),
+            per_token=np.array([metric_of(objective.metric).name in PER_TOKEN for objective in view.objectives]),
             measured=measured,
         )
+
+
+def _logarithms(lengths: Sequence[float | None]) -> Array | None:
+    """Return logarithms of accept lengths; None if one is missing, or no launch was sped up by drafts."""
+    known = [length for length in lengths if length is not None]
+    found = np.log(np.maximum(known, 1.0))
+    return found if len(known) == len(lengths) and found.any() else None
 
 
 def _cost(column: Array, goal: str) -> Array:

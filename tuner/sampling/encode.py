@@ -16,11 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.records import canonical
+from tuner.sampling.gp import Knobs
 from tuner.space.domains import Choices, Domain, FloatRange, IntRange
 
 Array = NDArray[np.float64]
 LOG_FROM = 4.0  # a positive range is logarithmic when its ends differ by this factor
 MIDDLE = 0.5
+LIMITS, DEPTH = "memory.", "draft.layers"
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,15 @@ class Encoder:
     def groups(self) -> tuple[int, ...]:
         """The domain of every coordinate."""
         return tuple(index for index, domain in enumerate(self.domains) for _ in range(width(domain)))
+
+    @property
+    def knobs(self) -> Knobs:
+        """What is known of the domains: limits on memory and on what runs at once matter only where they are hit, and
+        no kernel sees them; a deeper draft runs more of the same kernels."""
+        minor = tuple(domain.path.startswith(LIMITS) for domain in self.domains)
+        return Knobs(
+            minor, tuple(not (domain.path.startswith(LIMITS) or domain.path == DEPTH) for domain in self.domains)
+        )
 
     def matrix(self, assignments: Sequence[Mapping[str, Any]]) -> Array:
         """Return the coordinates, shape (assignments, coordinates)."""

@@ -2,7 +2,8 @@
 
 Kernel: Matérn 5/2 with one length scale per domain (Rasmussen & Williams 2006, eq. 4.17), once over all domains
 together and once over each by itself, added up (Duvenaud et al. 2011): logarithms of speeds are mostly sums of what
-each knob does, and a sum is learnt from few launches. Plus noise: known, and fitted.
+each knob does, and a sum is learnt from few launches. Plus an effect for each set of shapes that kernels run with,
+unlike those of its neighbours. Plus noise: known, and fitted.
 Hyperparameters maximise the marginal likelihood times broad log-normal priors, by L-BFGS with exact gradients from
 the priors' means: the same observations give the same model, in whatever order they came and whatever was fitted
 before.
@@ -22,23 +23,42 @@ Indices = NDArray[np.intp]
 ROOT5 = 5**0.5
 JITTER = 1e-8
 LEAST = 1e-12  # variance of a prediction
-BLOCK = 4096  # candidates predicted at once
+SAME = 1e-9  # squared distance of coordinates that are the same
+BLOCK = 512  # candidates predicted at once: what fits a core's cache
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Means and spreads of the logarithms of hyperparameters, variances being of scaled targets: length scales, the
-    variance of what domains do together, of what each does by itself, and of the noise."""
+    """Means and spreads of the logarithms of hyperparameters, variances being of scaled targets: length scales (of
+    domains that are minor, and of others), the variance of what domains do together, of what each does by itself, of
+    what shapes do, and of the noise."""
 
     length: tuple[float, float] = (1.2, 1.4)
+    minor: tuple[float, float] = (2.5, 1.4)
     signal: tuple[float, float] = (0.0, 1.0)
     own: tuple[float, float] = (-1.0, 1.0)
+    shape: tuple[float, float] = (-2.5, 1.0)
     noise: tuple[float, float] = (-5.0, 1.5)
 
-    def of(self, groups: int) -> tuple[Array, Array]:
-        """Return means and spreads of the vector that is fitted: length scales, signal, own, noise."""
-        rows = np.array([self.length] * groups + [self.signal, self.own, self.noise])
+    def of(self, minor: Sequence[bool]) -> tuple[Array, Array]:
+        """Return means and spreads of the vector that is fitted: length scales, signal, own, shape, noise."""
+        lengths = [self.minor if each else self.length for each in minor]
+        rows = np.array([*lengths, self.signal, self.own, self.shape, self.noise])
         return rows[:, 0], rows[:, 1]
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """What is known of domains before anything is measured, one flag each. `minor`: expected to matter little.
+    `shapes`: changes the shapes that kernels run with, which may like some sizes better than those beside them."""
+
+    minor: tuple[bool, ...]
+    shapes: tuple[bool, ...]
+
+    @classmethod
+    def nothing(cls, domains: int) -> Knobs:
+        """Nothing is known of so many domains."""
+        return cls((False,) * domains, (False,) * domains)
 
 
 @dataclass(frozen=True)
@@ -80,6 +100,8 @@ class Gp:
     lengths: Array  # length scale of every domain
     signal: float
     own: float
+    shape: float  # variance of what a set of shapes does
+    knobs: Knobs
     noise: float  # variance of an observation beyond what is known of it, in scaled units
     noises: Array  # variance of each observation, what is known of it included
     factor: Array  # lower Cholesky factor of the covariance
@@ -118,18 +140,23 @@ class Gp:
         """Return scaled means and variances of rows, and their covariances with the observations, whitened."""
         cross = self._cross(rows)
         inner = solve_triangular(self.factor, cross.T, lower=True, check_finite=False)
-        most = self.signal + self.own * len(self.groups)
+        most = self.signal + self.own * len(self.groups) + self.shape
         return cross @ self.weights, np.maximum(most - np.einsum("ij,ij->j", inner, inner), LEAST), inner
 
     def _cross(self, rows: Rows) -> Array:
         """Return the covariance of rows with the observations, (rows, n)."""
         total = np.zeros((len(rows), len(self.x)))
         made = np.zeros_like(total)
-        each = zip(self.groups, self.lengths, rows.levels, rows.which, strict=True)
-        for group, length, levels, which in each:
-            squared = distances(levels, self.x[:, group]) ** 2 / length**2
+        alike = np.full(total.shape, any(self.knobs.shapes))
+        each = zip(self.groups, self.lengths, self.knobs.shapes, rows.levels, rows.which, strict=True)
+        for group, length, shapes, levels, which in each:
+            squared = distances(levels, self.x[:, group]) ** 2
+            if shapes:
+                alike &= (squared < SAME)[which]
+            squared /= length**2
             total += squared[which]
             made += matern(np.sqrt(squared), self.own)[which]
+        made += self.shape * alike
         return np.asarray(made + matern(np.sqrt(total), self.signal))
 
     @property
@@ -158,6 +185,7 @@ def fit(
     prior: Prior = Prior(),
     scatter: Array | None = None,
     center: float | None = None,
+    knobs: Knobs | None = None,
 ) -> Gp:
     """Fit a process to observations.
 
@@ -167,6 +195,7 @@ def fit(
         groups: the domain of each coordinate; a domain has one length scale.
         scatter: the standard deviation that each observation is known to have; noise that is fitted comes on top.
         center: what is expected far from data; default the mean.
+        knobs: what is known of the domains.
     """
     from scipy.optimize import minimize  # slow to import, and a study that is only read fits nothing
 
@@ -175,46 +204,80 @@ def fit(
     target = (y - mean) / spread
     known = np.zeros(len(y)) if scatter is None else (scatter / spread) ** 2
     coordinates = members(groups)
-    squared = np.array([_squared(x[:, each]) for each in coordinates]).reshape(len(coordinates), len(y), len(y))
-    start, _ = prior.of(len(coordinates))
+    knobs = knobs or Knobs.nothing(len(coordinates))
+    pairs, priors = _Pairs.of(x, coordinates, knobs), prior.of(knobs.minor)
     found = minimize(
-        _objective, start, (squared, target, known, prior), jac=True, method="L-BFGS-B", options={"maxiter": 30}
+        _objective,
+        priors[0],
+        args=(pairs, target, known, priors),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 30},
     )
     theta = np.exp(np.clip(np.asarray(found.x), -12, 8))
-    lengths, signal, own, noise = theta[:-3], float(theta[-3]), float(theta[-2]), float(theta[-1])
-    scaled = squared / lengths[:, None, None] ** 2
-    covariance = matern(np.sqrt(scaled.sum(0)), signal) + matern(np.sqrt(scaled), own).sum(0)
+    lengths, (signal, own, shape, noise) = theta[:-4], map(float, theta[-4:])
+    shape *= pairs.shaped
+    scaled = pairs.squared / lengths[:, None] ** 2
+    shared = matern(np.sqrt(scaled.sum(0)), signal) + matern(np.sqrt(scaled), own).sum(0) + shape * pairs.alike
+    most = signal + own * len(coordinates) + shape
     noises = known + noise + JITTER
-    factor = cholesky(covariance + np.diag(noises), lower=True)
+    factor = cholesky(pairs.matrix(shared, most + noises), lower=True)
     weights = np.asarray(cho_solve((factor, True), target))
-    return Gp(x, coordinates, lengths, signal, own, noise, noises, factor, weights, mean, spread)
+    return Gp(x, coordinates, lengths, signal, own, shape, knobs, noise, noises, factor, weights, mean, spread)
 
 
-def _squared(columns: Array) -> Array:
-    difference = columns[:, None, :] - columns[None, :, :]
-    return np.asarray((difference**2).sum(-1))
+@dataclass(frozen=True)
+class _Pairs:
+    """What a fit needs of pairs of observations, each pair once."""
+
+    where: tuple[Indices, Indices]  # (pairs,) each: the first and the second
+    squared: Array  # (domains, pairs), squared distances
+    alike: Array  # (pairs,), 1.0 where the shapes are the same
+    shaped: bool  # whether shapes are modelled
+
+    @classmethod
+    def of(cls, x: Array, groups: Sequence[Indices], knobs: Knobs) -> _Pairs:
+        """Return the pairs of rows, given the coordinates of each domain."""
+        first, second = np.triu_indices(len(x), 1)
+        difference = (x[first] - x[second]) ** 2
+        squared = np.array([difference[:, group].sum(1) for group in groups]).reshape(len(groups), len(first))
+        shapes = squared[np.array(knobs.shapes, dtype=np.bool_)]
+        alike = (shapes < SAME).all(axis=0) & (len(shapes) > 0)
+        return cls((first, second), squared, np.where(alike, 1.0, 0.0), len(shapes) > 0)
+
+    def matrix(self, values: Array, diagonal: Array) -> Array:
+        """Return the symmetric matrix of values of pairs."""
+        made = np.zeros((len(diagonal), len(diagonal)))
+        made[self.where] = values
+        made += made.T
+        made[np.diag_indices(len(diagonal))] = diagonal
+        return made
 
 
-def _objective(theta: Array, squared: Array, y: Array, known: Array, prior: Prior) -> tuple[float, Array]:
-    """Return the negative log posterior of log hyperparameters, and its gradient. `squared`: (domains, n, n)."""
-    means, spreads = prior.of(len(squared))
+def _objective(theta: Array, pairs: _Pairs, y: Array, known: Array, priors: tuple[Array, Array]) -> tuple[float, Array]:
+    """Return the negative log posterior of log hyperparameters, and its gradient."""
+    means, spreads = priors
     away = (theta - means) / spreads
     theta = np.clip(theta, -12, 8)
-    signal, own, noise = np.exp(theta[-3:])
-    each = squared * np.exp(-2 * theta[:-3])[:, None, None]
+    signal, own, shape, noise = np.exp(theta[-4:])
+    each = pairs.squared * np.exp(-2 * theta[:-4])[:, None]
     joint, single = ROOT5 * np.sqrt(each.sum(0)), ROOT5 * np.sqrt(each)
     decay, decays = np.exp(-joint), np.exp(-single)
     together = signal * (1 + joint + joint**2 / 3) * decay
     alone = own * ((1 + single + single**2 / 3) * decays).sum(0)
-    factor = cholesky(together + alone + np.diag(known + noise + JITTER), lower=True, check_finite=False)
+    most = signal + own * len(pairs.squared) + shape * pairs.shaped
+    covariance = pairs.matrix(together + alone + shape * pairs.alike, most + known + noise + JITTER)
+    factor = cholesky(covariance, lower=True, check_finite=False)
     inverse = cho_solve((factor, True), np.eye(len(y)), check_finite=False)
     alpha = inverse @ y
     value = 0.5 * float(y @ alpha) + float(np.log(np.diag(factor)).sum())
     outer = inverse - np.outer(alpha, alpha)
+    twice, trace = outer[pairs.where], 0.5 * float(np.trace(outer))
     slope = signal * (5 / 3) * (1 + joint) * decay + own * (5 / 3) * (1 + single) * decays
     gradient = np.empty_like(theta)
-    gradient[:-3] = 0.5 * np.einsum("gij,gij,ij->g", slope, each, outer)
-    gradient[-3] = 0.5 * float((outer * together).sum())
-    gradient[-2] = 0.5 * float((outer * alone).sum())
-    gradient[-1] = 0.5 * noise * float(np.trace(outer))
+    gradient[:-4] = np.einsum("gp,gp,p->g", slope, each, twice)
+    gradient[-4] = float(twice @ together) + trace * signal
+    gradient[-3] = float(twice @ alone) + trace * own * len(pairs.squared)
+    gradient[-2] = shape * (float(twice @ pairs.alike) + trace * pairs.shaped)
+    gradient[-1] = trace * noise
     return value + 0.5 * float(away @ away), gradient + away / spreads

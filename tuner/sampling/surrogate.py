@@ -22,7 +22,8 @@ from tuner.sampling.acquisition import expected_improvement, hypervolume
 from tuner.sampling.base import Costs, Proposal, Repeats, View, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Array, numeric
-from tuner.sampling.gp import Prior, Rows, distances, fit
+from tuner.sampling.forecast import accepted, drafts_of, forecast
+from tuner.sampling.gp import Prior, Rows, distances, fit, members, rows_of
 from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, FloatRange
 
@@ -40,32 +41,45 @@ LAST = 16.0  # standard deviations per unit of log chance to run, where only the
 
 @dataclass(frozen=True)
 class Promise:
-    """What is expected of points: gain in hypervolume if they run and hold the limits, and the chances of both.
+    """What is expected of points: costs, with what is not known of them, and the chances to run and to hold the limits.
 
-    `volume`: the hypervolume so far, in the gain's units. `hopes`: how good the last objective may be, a standard
-    deviation better than expected, as a logarithm; `doubt`: the median of those standard deviations.
+    `sds`: standard deviations of what a launch may find that no other has; `doubts`: those of the last cost, of what
+    another launch would settle. `good`: costs of the launches that hold the limits; `margin`: gains over them that do
+    not count; `reference`: the costs from which hypervolume is counted.
     """
 
-    gain: Array
-    runs: Array
+    means: Array  # (points, objectives)
+    sds: Array
+    doubts: Array  # (points,)
+    good: Array  # (launches, objectives)
+    margin: Array  # (objectives,)
+    reference: Array
+    runs: Array  # (points,)
     holds: Array
-    volume: float
-    hopes: Array
-    doubt: float
+
+    def gain(self, doubt: float = 1.0, axis: int | None = None) -> Array:
+        """Return each point's gain if it runs and holds the limits, as a share of the hypervolume so far: of the whole
+        front, or of one axis alone. The model's doubt of itself counts `doubt` times."""
+        of = slice(None) if axis is None else slice(axis, axis + 1)
+        good, reference = self.good[:, of], self.reference[of]
+        found = expected_improvement(good - self.margin[of], reference, self.means[:, of], doubt * self.sds[:, of])
+        return np.asarray(found / max(1e-12, hypervolume(good, reference)))
 
     @property
-    def expected(self) -> Array:
-        """The gain that is to be expected."""
-        return self.gain * self.runs * self.holds
+    def chance(self) -> Array:
+        """The chance to run and to hold the limits."""
+        return self.runs * self.holds
 
-    def score(self, caution: float) -> Array:
+    def score(self, gain: Array, caution: float) -> Array:
         """Return what a point is chosen by, a logarithm; `caution` is the power of the chance to run."""
-        gain, runs, holds = (np.log(np.maximum(each, 1e-300)) for each in (self.gain, self.runs, self.holds))
-        return np.asarray(gain + caution * runs + BOLD * holds)
+        gains, runs, holds = (np.log(np.maximum(each, 1e-300)) for each in (gain, self.runs, self.holds))
+        return np.asarray(gains + caution * runs + BOLD * holds)
 
     def settling(self) -> Array:
         """Return what a point is chosen by when no gain is expected: that it may be the one to recommend."""
-        return np.asarray(self.hopes + LAST * self.doubt * np.log(np.maximum(self.runs, 1e-300)))
+        usual = max(1e-6, float(np.median(self.doubts)))
+        hopes = self.doubts - self.means[:, -1]
+        return np.asarray(hopes + LAST * usual * np.log(np.maximum(self.runs, 1e-300)))
 
 
 @dataclass(frozen=True)
@@ -80,18 +94,18 @@ class Surrogate:
     the model's doubt times `doubt`, as scales that few launches tell are taken for certain. `ends`: every so many push
     one end of the front alone, each in its turn. `daring`: every so many, what promises much more than the careful
     choice is launched in spite of the crashes before it: a model that blames the wrong knob for early ones avoids for
-    ever what would correct it. `settled`: a share of the hypervolume; where less is expected, a launch goes to what may
-    be recommended.
+    ever what would correct it. `settled`: a share of the hypervolume; where less is expected of the whole front, also
+    with that doubt, a launch goes to what may be recommended.
     """
 
     startup: int = 8
     guided: int = 4
     tolerated: float = 0.045
-    enough: float = 0.8
+    enough: float = 0.5
     least: float = 0.01
     noisy: float = 0.6
     fairness: int = 2
-    doubt: float = 3.0
+    doubt: float = 2.5
     ends: int = 4
     daring: int = 5
     settled: float = 0.002
@@ -119,57 +133,57 @@ class Surrogate:
         doubtful = untested(view) if explores else None
         if doubtful is not None:
             allowed = _far_from_failures(view, allowed, doubtful)
-        score = self.score(view, self.promise(view, allowed, self.doubt if explores else 1.0), explores)
+        score = self.score(view, self.promise(view, allowed), explores)
         rng = np.random.default_rng(view.seed)
         best = np.flatnonzero(score >= score.max() - 1e-9)
         return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
 
     def score(self, view: View, promise: Promise, explores: bool) -> Array:
         """Return what points are chosen by."""
-        share = promise.expected / promise.volume
-        if share.max() < self.settled * (self.doubt if explores else 1.0):
+        gain = self.gain(view, promise, explores)
+        if gain is None:
             return promise.settling()
         crashes = sum(observation.values is None for observation in view.observations)
-        careful, bold = promise.score(self.caution(crashes, len(view.observations))), promise.score(BOLD)
+        careful = promise.score(gain, self.caution(crashes, len(view.observations)))
+        bold, share = promise.score(gain, BOLD), gain * promise.chance
         dares = view.number > 2 * self.daring and view.number % self.daring == self.daring - 1
         worth = dares and share[bold.argmax()] > max(MUCH * share[careful.argmax()], LITTLE)
         return bold if worth else careful
+
+    def gain(self, view: View, promise: Promise, explores: bool) -> Array | None:
+        """Return the gains that a launch is chosen by: of the end of the front whose turn it is, or else of all of it,
+        or else as doubtful as can be; None where nothing is expected any more."""
+        turn, pushed = divmod(view.number, self.ends)
+        axis = turn % len(view.objectives) if pushed == self.ends - 1 else None  # recommendations are ends
+        doubt = self.doubt if explores else 1.0
+        for doubted, of in ((doubt, axis), (doubt, None), (self.doubt, None)):
+            gain = promise.gain(doubted, of)
+            if (gain * promise.chance).max() >= self.settled * doubted:
+                return gain
+        return None
 
     def allowed(self, view: View) -> Indices:
         """Return the positions of the points that may be proposed."""
         barred = view.taken | view.seen
         return np.array([i for i, key in enumerate(view.pool.keys) if key not in barred], dtype=np.intp)
 
-    def promise(self, view: View, allowed: Indices, doubt: float = 1.0) -> Promise:
-        """Return what is expected of the points at these positions, the model's doubt of itself times `doubt`."""
+    def promise(self, view: View, allowed: Indices) -> Promise:
+        """Return what is expected of the points at these positions."""
         costs = Costs.of(view)
         if view.pending:
             costs = believe(view, costs)
-        x = view.pool.rows[allowed]
-        groups = view.pool.encoder.groups
-        feasible = (costs.broken <= 0).all(axis=1)
-        known = costs.x[list(costs.measured)]
+        x, encoder = view.pool.rows[allowed], view.pool.encoder
         ahead, behind = trusted(view, costs, allowed)
-        rest = costs.values - behind
-        scatter = costs.scatter
-        models = [fit(known, rest[:, c], groups, scatter=scatter[:, c]) for c in range(rest.shape[1])]
-        means, sds, apart = (np.stack(each, axis=1) for each in zip(*(m.compare(x) for m in models), strict=True))
-        hopes, spread = sds[:, -1] - means[:, -1] - ahead[:, -1], float(np.median(sds[:, -1]))
-        sds = np.minimum(sds, apart)  # what differs in knobs that do not matter cannot surprise
-        told, _ = _stack([model.predict(known) for model in models])
-        means, told = means + ahead, told + behind
+        accept = None if behind.any() else costs.accept  # a prior that is believed knows what drafts bring
+        found = forecast(encoder, replace(costs, values=costs.values - behind, accept=accept), x)
+        means, told = found.means + ahead, found.told + behind
+        sds = np.minimum(found.sds, found.apart)  # what differs in knobs that do not matter cannot surprise
+        feasible = (costs.broken <= 0).all(axis=1)
         good = told[feasible] if feasible.any() else told
-        noise = np.hypot([model.noise_sd for model in models], costs.usual_scatter)
-        margin = np.maximum(self.least, self.noisy * noise)
-        reference = reference_of(good)
-        turn, pushed = divmod(view.number, self.ends)
-        if pushed == self.ends - 1:  # recommendations are ends of the front
-            axis = turn % len(view.objectives)
-            end = slice(axis, axis + 1)
-            good, margin, reference, means, sds = good[:, end], margin[end], reference[end], means[:, end], sds[:, end]
-        gain = expected_improvement(good - margin, reference, means, doubt * sds)
-        runs, holds = self.chance_to_run(costs, groups, x), _chance_to_hold(costs, known, groups, x)
-        return Promise(gain, runs, holds, max(1e-12, hypervolume(good, reference)), hopes, max(1e-6, spread))
+        margin = np.maximum(self.least, self.noisy * np.hypot(found.noise, costs.usual_scatter))
+        runs = self.chance_to_run(costs, encoder.groups, x)
+        holds = _chance_to_hold(costs, encoder.groups, x)
+        return Promise(means, sds, found.sds[:, -1], good, margin, reference_of(good), runs, holds)
 
     def caution(self, crashes: int, launches: int) -> float:
         """Return to which power the chance to run counts."""
@@ -231,8 +245,9 @@ def _has(assignment: Assignment, words: Words) -> bool:
     return all(path in assignment and canonical(assignment[path]) == value for path, value in words.items())
 
 
-def _chance_to_hold(costs: Costs, known: Array, groups: tuple[int, ...], x: Rows) -> Array:
+def _chance_to_hold(costs: Costs, groups: tuple[int, ...], x: Rows) -> Array:
     """Return each point's probability to meet every constraint."""
+    known = costs.x[list(costs.measured)]
     chance = np.ones(len(x))
     for column in costs.broken.T:
         if (column <= 0).all() and len(column) < 4:
@@ -244,10 +259,14 @@ def _chance_to_hold(costs: Costs, known: Array, groups: tuple[int, ...], x: Rows
 
 def believe(view: View, costs: Costs) -> Costs:
     """Return the costs with what runs now, as if it came out as predicted (Kriging believer)."""
-    x = view.pool.encoder.matrix(view.pending)
-    known, groups = costs.x[list(costs.measured)], view.pool.encoder.groups
-    pairs = zip(costs.values.T, costs.scatter.T, strict=True)
-    means, _ = _stack([fit(known, values, groups, scatter=scatter).predict(x) for values, scatter in pairs])
+    encoder = view.pool.encoder
+    x = encoder.matrix(view.pending)
+    rows = rows_of(x, members(encoder.groups))
+    means = forecast(encoder, costs, rows).means
+    accept = costs.accept if drafts_of(encoder) else None
+    if accept is not None:
+        lengths = accepted(encoder, costs.x[list(costs.measured)], accept, rows)
+        accept = np.append(accept, lengths.means)
     start = len(costs.x)
     return replace(
         costs,
@@ -257,6 +276,7 @@ def believe(view: View, costs: Costs) -> Costs:
         broken=np.concatenate([costs.broken, np.zeros((len(x), costs.broken.shape[1]))]),
         scatter=np.concatenate([costs.scatter, np.zeros_like(means)]),
         whole=np.concatenate([costs.whole, np.zeros(len(x), dtype=np.bool_)]),
+        accept=accept,
         measured=(*costs.measured, *range(start, start + len(x))),
     )
 
@@ -296,7 +316,3 @@ def reference_of(good: Array) -> Array:
     wide = extent > 0
     worst = np.where(wide, front.max(axis=0), good.max(axis=0))
     return np.asarray(worst + 0.1 * np.where(wide, extent, np.ptp(good, axis=0)) + 1e-9)
-
-
-def _stack(pairs: list[tuple[Array, Array]]) -> tuple[Array, Array]:
-    return np.stack([mean for mean, _ in pairs], axis=1), np.stack([sd for _, sd in pairs], axis=1)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.sampling.acquisition import expected_improvement, hypervolume
-from tuner.sampling.gp import Prior, _objective, _squared, fit, rows_of
+from tuner.sampling.gp import Knobs, Prior, _objective, _Pairs, fit, members, rows_of
 
 
 def data(n: int = 40, noise: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
@@ -19,14 +19,20 @@ def data(n: int = 40, noise: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
 
 def test_the_gradient_is_the_slope_of_the_objective() -> None:
     x, y = data()
-    squared = np.array([_squared(x[:, i : i + 1]) for i in range(3)])
-    theta = np.array([0.1, -0.2, 0.5, 0.3, -0.4, -3.0])
-    _, gradient = _objective(theta, squared, y, np.ones(len(y)), Prior())
+    x[:, 0] = np.round(x[:, 0], 1)
+    knobs = Knobs(minor=(False, True, False), shapes=(True, False, False))
+    pairs, priors = _Pairs.of(x, members(range(3)), knobs), Prior().of(knobs.minor)
+    assert 0 < pairs.alike.sum() < len(pairs.alike) / 2
+    theta = np.array([0.1, -0.2, 0.5, 0.3, -0.4, -1.2, -3.0])
+
+    def objective(at: np.ndarray) -> tuple[float, np.ndarray]:
+        return _objective(at, pairs, y, np.ones(len(y)), priors)
+
+    _, gradient = objective(theta)
     for index in range(len(theta)):
         step = np.zeros(len(theta))
         step[index] = 1e-5
-        above, _ = _objective(theta + step, squared, y, np.ones(len(y)), Prior())
-        below, _ = _objective(theta - step, squared, y, np.ones(len(y)), Prior())
+        (above, _), (below, _) = objective(theta + step), objective(theta - step)
         assert gradient[index] == pytest.approx((above - below) / 2e-5, rel=1e-3, abs=1e-4)
 
 
@@ -65,14 +71,17 @@ def test_factored_rows_are_the_rows() -> None:
 def test_how_far_a_point_may_be_from_what_was_observed() -> None:
     """Against the joint posterior of one new point and one observed one, from the covariance of them all."""
     x, y = data(12)
-    model = fit(x, y, range(3), scatter=np.linspace(0.02, 0.3, 12))
+    x[:, 0] = np.round(x[:, 0], 1)
+    knobs = Knobs(minor=(False, False, True), shapes=(True, False, False))
+    model = fit(x, y, range(3), scatter=np.linspace(0.02, 0.3, 12), knobs=knobs)
     fresh = np.vstack([np.random.default_rng(2).random((5, 3)), x[:2]])
     everywhere = np.vstack([x, fresh])
     prior = model._cross(rows_of(everywhere, model.groups))  # with the observed; the fresh follow one by one
     mean, sd, apart = model.compare(fresh)
     assert np.allclose(model.predict(fresh), (mean, sd))
     gained = np.linalg.inv(prior[:12] + np.diag(model.noises))
-    most = model.signal + 3 * model.own
+    most = model.signal + 3 * model.own + model.shape
+    assert model.shape > 0
     for row, near in enumerate(prior[12:]):
         own = most - near @ gained @ near
         theirs = most - np.einsum("ij,jk,ki->i", prior[:12], gained, prior[:12])
@@ -90,6 +99,22 @@ def test_a_point_that_differs_in_what_does_not_matter_is_no_news() -> None:
     twin[0, 2], other[0, 0] = 1 - twin[0, 2], 1 - other[0, 0]
     _, _, (same, different) = model.compare(np.vstack([twin, other]))
     assert same < 0.5 * different
+
+
+def test_a_shape_that_a_kernel_likes_is_no_news_of_its_neighbours() -> None:
+    rng = np.random.default_rng(3)
+    sizes = np.linspace(0, 1, 8)
+    liking = np.array([0.0, 0.3, -0.3, 0.3, 0.0, -0.3, 0.3, 0.0])
+    x = np.array([[size, other] for size in sizes[:-1] for other in (0.0, 0.5, 1.0)])
+    y = 2 * x[:, 0] + np.repeat(liking[:-1], 3) + 0.02 * rng.standard_normal(len(x))
+    knobs = Knobs(minor=(False, True), shapes=(True, False))
+    shaped, smooth = fit(x, y, range(2), knobs=knobs), fit(x, y, range(2))
+    new, known = np.array([[sizes[-1], 0.25]]), np.array([[sizes[2], 0.25]])
+    assert shaped.shape > 0
+    assert smooth.shape == 0
+    assert shaped.predict(new)[1] > 3 * shaped.predict(known)[1]
+    assert shaped.compare(known)[2] < 0.1 * shaped.compare(new)[2]
+    assert shaped.predict(known)[0] == pytest.approx(2 * sizes[2] + liking[2], abs=0.05)
 
 
 def test_the_order_of_observations_does_not_matter() -> None:
