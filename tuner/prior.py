@@ -18,6 +18,7 @@ import numpy as np
 from engine.config import DFlashDraft, EngineConfig, draft_folder, target_folder
 from engine.errors import EngineError
 from engine.estimate import TYPICAL, DraftShape, Machine, ModelShape, read_draft_shape, read_shape, round_time
+from engine.roofline import RoundEstimate
 from tuner.sampling.base import Pool
 from tuner.space import Objective
 
@@ -47,10 +48,9 @@ class Roofline:
 
     def guess(self, config: EngineConfig, objective: Objective, level: int) -> float:
         """Return the logarithm of the objective's cost, NaN where the roofline says nothing of this metric."""
-        try:
-            estimate = round_time(config, self.shape, self.draft, self.machine, running=level, efficiency=TYPICAL)
-        except EngineError:
-            return math.nan  # bandwidth unknown, or no drafter: no guess, and calibrate() drops it
+        estimate = self._round(config, level)
+        if estimate is None:
+            return math.nan
         sign = 1.0 if objective.goal == "min" else -1.0
         if objective.metric.startswith("tpot_ms"):
             return sign * math.log(1e3 * estimate.seconds / estimate.accept_length)
@@ -58,16 +58,28 @@ class Roofline:
             return sign * math.log(estimate.tokens_per_second)
         return math.nan
 
+    def length(self, config: EngineConfig) -> float:
+        """Return the logarithm of the accept length, NaN where the roofline knows nothing."""
+        estimate = self._round(config, 1)
+        return math.nan if estimate is None else math.log(estimate.accept_length)
+
+    def _round(self, config: EngineConfig, level: int) -> RoundEstimate | None:
+        try:
+            return round_time(config, self.shape, self.draft, self.machine, running=level, efficiency=TYPICAL)
+        except EngineError:
+            return None  # bandwidth unknown, or no drafter: no guess, and calibrate() drops it
+
 
 def with_guesses(pool: Pool, roofline: Roofline, objectives: Sequence[Objective]) -> Pool:
-    """Return the pool with a guess for every point and objective."""
-    guesses = np.full((len(pool.assignments), len(objectives)), np.nan)
+    """Return the pool with a guess of every point: for each objective, and of its accept length."""
+    guesses = np.full((len(pool.assignments), len(objectives) + 1), np.nan)
     levels = [objective.level(pool.space.levels) for objective in objectives]
     for row, assignment in enumerate(pool.assignments):
         config = pool.space.assemble(assignment)
         if isinstance(config, EngineConfig):
             for column, objective in enumerate(objectives):
                 guesses[row, column] = roofline.guess(config, objective, levels[column])
+            guesses[row, -1] = roofline.length(config)
     return replace(pool, guesses=guesses)
 
 
@@ -83,4 +95,4 @@ def guessed(pool: Pool, machine: Machine) -> Pool | None:
         made = with_guesses(pool, Roofline.of(known[0], drafted, machine), pool.space.file.objectives)
     except EngineError:
         return None  # a hub name, say: its shape is not on this machine
-    return made if made.guesses is not None and np.isfinite(made.guesses).any() else None
+    return made if made.guesses is not None and np.isfinite(made.guesses[:, :-1]).any() else None

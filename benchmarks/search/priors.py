@@ -23,7 +23,8 @@ WRONG = 4.6  # by so much a misleading one errs
 
 def guessing(of: Game, *, wrong: bool, seed: int) -> Pool:
     """Return the game's pool with a prior. Right: the cost model that made the surface, each of its constants 15 % off
-    at random. Wrong: off by up to 4.6× as well, as the knobs go, so that what is fast looks slow."""
+    at random. Wrong: off by up to 4.6× as well, as the knobs go, so that what is
+    fast looks slow, and a long draft short."""
     rng = np.random.default_rng(seed_of(seed, 77))
     guesses = guessed(of, perturbed(Machine(), rng))
     if wrong:
@@ -44,12 +45,13 @@ def perturbed(machine: Machine, rng: np.random.Generator) -> Machine:
 
 
 def guessed(of: Game, machine: Machine) -> Array:
-    """Return the logarithm of what a machine's constants say of each point and objective, lower being better."""
+    """Return the logarithm of what a machine's constants say of each point: costs by objective, and accept lengths."""
     objectives = [(each, each.level(of.space.levels)) for each in of.space.file.objectives]
-    guesses = np.empty((len(of.table.rows), len(objectives)))
+    guesses = np.empty((len(of.table.rows), len(objectives) + 1))
     for index, row in enumerate(of.table.rows):
         curve = dflash_curve(EngineConfig.model_validate(row.record.config), machine)
         for column, (objective, level) in enumerate(objectives):
             sign = 1.0 if objective.goal == "min" else -1.0
             guesses[index, column] = sign * math.log(curve[level][objective.metric])
+        guesses[index, -1] = math.log(curve[1]["accept_length"])
     return guesses

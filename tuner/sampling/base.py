@@ -41,8 +41,8 @@ class Observation:
 
 @dataclass(frozen=True)
 class Pool:
-    """The points a sampler may choose from; `guesses` are a prior's logarithms of their costs, (points, objectives),
-    NaN where it has none."""
+    """The points a sampler may choose from; `guesses` are a prior's logarithms of their costs and, last, of
+    their accept lengths, (points, objectives + 1), NaN where it has none."""
 
     space: Space
     assignments: tuple[Assignment, ...]

@@ -9,6 +9,7 @@ only buy precision come at its end (`tuner.confirm`), where they go to the point
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from scipy.special import ndtr
 from tuner.pareto import non_dominated
 from tuner.records import canonical
 from tuner.sampling.acquisition import expected_improvement, hypervolume
-from tuner.sampling.base import Costs, Proposal, Repeats, View, seed_of, unlike
+from tuner.sampling.base import Costs, Proposal, Repeats, View, key_of, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Array, numeric
 from tuner.sampling.forecast import accepted, drafts_of, forecast
@@ -173,10 +174,9 @@ class Surrogate:
         if view.pending:
             costs = believe(view, costs)
         x, encoder = view.pool.rows[allowed], view.pool.encoder
-        ahead, behind = trusted(view, costs, allowed)
-        accept = None if behind.any() else costs.accept  # a prior that is believed knows what drafts bring
-        found = forecast(encoder, replace(costs, values=costs.values - behind, accept=accept), x)
-        means, told = found.means + ahead, found.told + behind
+        prior = Trusted.of(view, costs, [view.pool.keys[position] for position in allowed])
+        found = forecast(encoder, prior.rest(costs), x)
+        means, told = found.means + prior.ahead, found.told + prior.behind
         sds = np.minimum(found.sds, found.apart)  # what differs in knobs that do not matter cannot surprise
         feasible = (costs.broken <= 0).all(axis=1)
         good = told[feasible] if feasible.any() else told
@@ -262,11 +262,14 @@ def believe(view: View, costs: Costs) -> Costs:
     encoder = view.pool.encoder
     x = encoder.matrix(view.pending)
     rows = rows_of(x, members(encoder.groups))
-    means = forecast(encoder, costs, rows).means
-    accept = costs.accept if drafts_of(encoder) else None
-    if accept is not None:
-        lengths = accepted(encoder, costs.x[list(costs.measured)], accept, rows)
-        accept = np.append(accept, lengths.means)
+    prior = Trusted.of(view, costs, [key_of(assignment) for assignment in view.pending])
+    rest = prior.rest(costs)
+    means = forecast(encoder, rest, rows).means + prior.ahead
+    accept = None
+    if costs.accept is not None and rest.accept is not None and drafts_of(encoder):
+        known = costs.x[list(costs.measured)]
+        longer = accepted(encoder, known, rest.accept, rows).means[:, 0] + prior.longer
+        accept = np.concatenate([costs.accept, longer])
     start = len(costs.x)
     return replace(
         costs,
@@ -281,22 +284,49 @@ def believe(view: View, costs: Costs) -> Costs:
     )
 
 
-def trusted(view: View, costs: Costs, allowed: Indices) -> tuple[Array, Array]:
-    """Return what the prior says of candidates and of measured points, scaled as far as it is believed; else zeros."""
-    ahead = np.zeros((len(allowed), costs.values.shape[1]))
-    behind = np.zeros_like(costs.values)
-    guesses = view.pool.guesses
-    keys = [view.observations[i].key for i in costs.measured if i < len(view.observations)]
-    rows = [view.pool.index[key] for key in keys if key in view.pool.index]
-    if guesses is None or len(rows) < len(behind):
-        return ahead, behind
-    for column in range(costs.values.shape[1]):
-        guess = guesses[rows, column]
-        slope = calibrate(guess, costs.values[:, column]).slope
-        if slope > 0 and np.isfinite(guesses[allowed, column]).all():
-            ahead[:, column] = slope * guesses[allowed, column]
-            behind[:, column] = slope * guess
-    return ahead, behind
+@dataclass(frozen=True)
+class Trusted:
+    """What the prior says of candidates (`ahead`) and of what was launched (`behind`), scaled as far as it is believed:
+    costs, (points, objectives), and logarithms of accept lengths, (points,): `longer`, `long`. Zeros where it is not.
+    """
+
+    ahead: Array
+    behind: Array
+    longer: Array
+    long: Array
+
+    @classmethod
+    def of(cls, view: View, costs: Costs, candidates: Sequence[str]) -> Trusted:
+        """Judge the guesses of rounds and of accept lengths, each by what was measured of it. `candidates` are keys."""
+        count, index = costs.values.shape[1], view.pool.index
+        keys = [observation.key for observation in view.observations if observation.values is not None]
+        keys += [key_of(assignment) for assignment in view.pending]  # as they are believed to come out (`believe`)
+        keys = keys[: len(costs.values)]
+        guesses = view.pool.guesses
+        if guesses is None or not all(key in index for key in (*keys, *candidates)):
+            ahead, behind = np.zeros((len(candidates), count)), np.zeros_like(costs.values)
+            return cls(ahead, behind, ahead[:, 0], behind[:, 0])
+        new, old = guesses[[index[key] for key in candidates]], guesses[[index[key] for key in keys]]
+        if costs.accept is None or not drafts_of(view.pool.encoder):
+            ahead, behind = _believed(new[:, :count], old[:, :count], costs.values)
+            return cls(ahead, behind, np.zeros(len(new)), np.zeros(len(old)))
+        scale = costs.per_token.astype(np.float64)
+        new_times, old_times = (each[:, :count] + np.where(scale, each[:, count:], 0.0) for each in (new, old))
+        longer, long = _believed(new[:, count:], old[:, count:], costs.accept[:, None])
+        ahead, behind = _believed(new_times, old_times, costs.values + scale * costs.accept[:, None])
+        return cls(ahead - scale * longer, behind - scale * long, longer[:, 0], long[:, 0])
+
+    def rest(self, costs: Costs) -> Costs:
+        """Return what of the costs the prior does not say."""
+        accept = None if costs.accept is None else costs.accept - self.long
+        return replace(costs, values=costs.values - self.behind, accept=accept)
+
+
+def _believed(new: Array, old: Array, measured: Array) -> tuple[Array, Array]:
+    """Return guesses of candidates and of what was launched times the slopes that were measured, column by column."""
+    slopes = [calibrate(old[:, column], values).slope for column, values in enumerate(measured.T)]
+    used = np.where(np.isfinite(new).all(axis=0), slopes, 0.0)
+    return used * np.where(used, new, 0.0), used * np.where(used, old, 0.0)
 
 
 def believed(view: View) -> bool:
@@ -304,8 +334,7 @@ def believed(view: View) -> bool:
     costs = Costs.of(view)
     if len(costs.values) < 1:
         return view.pool.guesses is not None
-    allowed = np.arange(min(len(view.pool.assignments), 1))
-    return bool(np.any(trusted(view, costs, allowed)[1] != 0.0))
+    return bool(np.any(Trusted.of(view, costs, view.pool.keys[:1]).behind != 0.0))
 
 
 def reference_of(good: Array) -> Array:

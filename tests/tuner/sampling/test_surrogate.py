@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from benchmarks.search.surfaces import build, cluster, cluster_space, quiet
+from benchmarks.search.priors import guessed
+from benchmarks.search.surfaces import Machine, build, cluster, cluster_space, dflash, dflash_space, quiet
 from engine.config import EngineConfig
 from engine.estimate import gpu
 from tests.tuner.spaces import SPACE
 from tuner.brain import Brain
 from tuner.prior import Roofline, with_guesses
 from tuner.sampling import Pool, key_of
+from tuner.sampling.base import Costs
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Encoder
 from tuner.sampling.guesses import calibrate
-from tuner.sampling.surrogate import Surrogate, reference_of, untested
+from tuner.sampling.surrogate import Surrogate, Trusted, believe, reference_of, untested
 from tuner.simulate import Game, measured_again, value_at
 from tuner.space import parse_space
 from tuner.stop_rule import outlook, should_stop
@@ -91,7 +94,7 @@ def test_a_word_is_not_given_up_after_one_crash(boxes: Game) -> None:
 
 
 def test_guesses_outlive_a_first_launch_that_crashes(boxes: Game) -> None:
-    guessed = Pool(boxes.space, boxes.pool.assignments, np.zeros((len(boxes.pool.assignments), 2)))
+    guessed = Pool(boxes.space, boxes.pool.assignments, np.zeros((len(boxes.pool.assignments), 3)))
     brain = Brain(boxes.space, boxes.table.refusals, pool=guessed)
     crashing = next(row for row in boxes.table.rows if row.record.state == "failed")
     brain.tell(measured_again(crashing, 0, np.random.default_rng(0)))
@@ -123,10 +126,13 @@ def test_the_roofline_guesses_what_it_can() -> None:
     roofline = Roofline.of(config, drafted, gpu("H200"))
     pool = with_guesses(Pool.of(SPACE_), roofline, SPACE_.file.objectives)
     assert pool.guesses is not None
-    assert pool.guesses.shape == (len(pool.assignments), 2)
+    assert pool.guesses.shape == (len(pool.assignments), 3)
     assert np.isfinite(pool.guesses).all()
     by_block = {p.get("draft.block_size"): g[0] for p, g in zip(pool.assignments, pool.guesses, strict=True)}
     assert by_block[8] < by_block[None]  # lower cost: a memory-bound target is faster with a draft
+    lengths = {p.get("draft.block_size"): g[-1] for p, g in zip(pool.assignments, pool.guesses, strict=True)}
+    assert lengths[None] == 0
+    assert lengths[8] > 0
 
 
 @pytest.mark.proof
@@ -134,7 +140,9 @@ def test_a_right_guess_is_followed_at_once(boxes: Game) -> None:
     aims = [(o, o.level(boxes.space.levels)) for o in boxes.space.file.objectives]
     values = [[value_at(row.record, o, level) for o, level in aims] for row in boxes.table.rows]
     logs = np.array([[1.0 if v is None else np.log(v) for v in row] for row in values])
-    guesses = logs * [1.0 if o.goal == "min" else -1.0 for o, _ in aims]
+    costs = logs * [1.0 if o.goal == "min" else -1.0 for o, _ in aims]
+    lengths = [row.record.levels[0].metrics["accept_length"] if row.record.levels else 1.0 for row in boxes.table.rows]
+    guesses = np.column_stack([costs, np.log(lengths)])
     guided = boxes.__class__(boxes.space, boxes.table, boxes.truth, Pool(boxes.space, boxes.pool.assignments, guesses))
     with_it = [guided.play(Surrogate(), seed, 16).hypervolume[-1] for seed in range(3)]
     without = [boxes.play(Surrogate(), seed, 16).hypervolume[-1] for seed in range(3)]
@@ -152,3 +160,27 @@ def test_the_search_ends_when_nothing_more_is_expected(boxes: Game) -> None:
     assert should_stop([0.001] * 5)
     assert should_stop([0.001] * 4) is None
     assert should_stop([*itertools.repeat(0.001, 4), 0.1]) is None
+
+
+def test_what_runs_is_believed_to_come_out_as_the_prior_and_the_launches_say(boxes: Game) -> None:
+    made = build("small", dflash_space(), lambda config: dflash(config, Machine()), quiet)
+    game = Game.of(made.space, made.table)
+    guided = replace(game, pool=replace(game.pool, guesses=guessed(game, Machine())))
+    for played_on in (game, guided, boxes):
+        brain = told(played_on, 10)
+        batch = [brain.ask(10 + slot) for slot in range(3)]
+        assert len({key_of(s.assignment) for s in batch if s is not None}) == 3
+        view = brain.view(13)
+        before = Costs.of(view)
+        costs = believe(view, before)
+        assert len(costs.values) == len(before.values) + 3
+        assert costs.accept is not None
+        assert len(costs.accept) == len(costs.values)
+        row = {key_of(r.assignment): r.record for r in played_on.table.rows}
+        for assignment, values in zip(view.pending, costs.values[-3:], strict=True):
+            record = row[key_of(assignment)]
+            if played_on is guided and record.state == "measured":
+                true = value_at(record, played_on.truth.objectives[0], 1)
+                assert true is not None
+                assert values[0] == pytest.approx(np.log(true), abs=0.25)
+        assert np.any(Trusted.of(view, costs, view.pool.keys[:1]).behind != 0) == (played_on is guided)
