@@ -58,12 +58,13 @@ class Promise:
     runs: Array  # (points,)
     holds: Array
 
-    def gain(self, doubt: float = 1.0, axis: int | None = None) -> Array:
+    def gain(self, doubt: float = 1.0, axis: int | None = None, margin: float = 1.0) -> Array:
         """Return each point's gain if it runs and holds the limits, as a share of the hypervolume so far: of the whole
-        front, or of one axis alone. The model's doubt of itself counts `doubt` times."""
+        front, or of one axis alone. The model's doubt of itself counts `doubt` times, the margin `margin` times."""
         of = slice(None) if axis is None else slice(axis, axis + 1)
         good, reference = self.good[:, of], self.reference[of]
-        found = expected_improvement(good - self.margin[of], reference, self.means[:, of], doubt * self.sds[:, of])
+        asked = good - margin * self.margin[of]
+        found = expected_improvement(asked, reference, self.means[:, of], doubt * self.sds[:, of])
         return np.asarray(found / max(1e-12, hypervolume(good, reference)))
 
     @property
@@ -153,12 +154,12 @@ class Surrogate:
 
     def gain(self, view: View, promise: Promise, explores: bool) -> Array | None:
         """Return the gains that a launch is chosen by: of the end of the front whose turn it is, or else of all of it,
-        or else as doubtful as can be; None where nothing is expected any more."""
+        or else as doubtful as can be, or else those that noise may hide; None where nothing is expected any more."""
         turn, pushed = divmod(view.number, self.ends)
         axis = turn % len(view.objectives) if pushed == self.ends - 1 else None  # recommendations are ends
         doubt = self.doubt if explores else 1.0
-        for doubted, of in ((doubt, axis), (doubt, None), (self.doubt, None)):
-            gain = promise.gain(doubted, of)
+        for doubted, of, margin in ((doubt, axis, 1.0), (doubt, None, 1.0), (self.doubt, None, 1.0), (1.0, None, 0.0)):
+            gain = promise.gain(doubted, of, margin)
             if (gain * promise.chance).max() >= self.settled * doubted:
                 return gain
         return None
