@@ -135,7 +135,7 @@ class Surrogate:
         doubtful = untested(view) if explores else None
         if doubtful is not None:
             allowed = _far_from_failures(view, allowed, doubtful)
-        score = self.score(view, self.promise(view, allowed), explores)
+        score = self.score(view, self.promise(view, allowed, guided=not explores), explores)
         rng = np.random.default_rng(view.seed)
         best = np.flatnonzero(score >= score.max() - 1e-9)
         return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
@@ -169,13 +169,13 @@ class Surrogate:
         barred = view.taken | view.seen
         return np.array([i for i, key in enumerate(view.pool.keys) if key not in barred], dtype=np.intp)
 
-    def promise(self, view: View, allowed: Indices) -> Promise:
-        """Return what is expected of the points at these positions."""
+    def promise(self, view: View, allowed: Indices, *, guided: bool = True) -> Promise:
+        """Return what is expected of the points at these positions, with or without the prior's guesses."""
         costs = Costs.of(view)
         if view.pending:
             costs = believe(view, costs)
         x, encoder = view.pool.rows[allowed], view.pool.encoder
-        prior = Trusted.of(view, costs, [view.pool.keys[position] for position in allowed])
+        prior = Trusted.of(view, costs, [view.pool.keys[position] for position in allowed], guided=guided)
         found = forecast(encoder, prior.rest(costs), x)
         means, told = found.means + prior.ahead, found.told + prior.behind
         sds = np.minimum(found.sds, found.apart)  # what differs in knobs that do not matter cannot surprise
@@ -297,14 +297,14 @@ class Trusted:
     long: Array
 
     @classmethod
-    def of(cls, view: View, costs: Costs, candidates: Sequence[str]) -> Trusted:
+    def of(cls, view: View, costs: Costs, candidates: Sequence[str], *, guided: bool = True) -> Trusted:
         """Judge the guesses of rounds and of accept lengths, each by what was measured of it. `candidates` are keys."""
         count, index = costs.values.shape[1], view.pool.index
         keys = [observation.key for observation in view.observations if observation.values is not None]
         keys += [key_of(assignment) for assignment in view.pending]  # as they are believed to come out (`believe`)
         keys = keys[: len(costs.values)]
         guesses = view.pool.guesses
-        if guesses is None or not all(key in index for key in (*keys, *candidates)):
+        if guesses is None or not guided or not all(key in index for key in (*keys, *candidates)):
             ahead, behind = np.zeros((len(candidates), count)), np.zeros_like(costs.values)
             return cls(ahead, behind, ahead[:, 0], behind[:, 0])
         new, old = guesses[[index[key] for key in candidates]], guesses[[index[key] for key in keys]]
