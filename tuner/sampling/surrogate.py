@@ -93,11 +93,12 @@ class Surrogate:
     crashes can, for later ones tell less. `least` and `noisy`: gains that do not count, in log units and
     in standard deviations of a measurement; without them a search ends up comparing points that differ by noise.
     `fairness`: every so many launches look where little is known: at a value that never ran (`untested`), or else with
-    the model's doubt times `doubt`, as scales that few launches tell are taken for certain. `ends`: every so many push
+    the model's doubt times `doubt` and without the prior, as scales that few launches tell are taken for certain, and
+    a prior makes the rest look certain. `ends`: every so many push
     one end of the front alone, each in its turn. `daring`: every so many, what promises much more than the careful
     choice is launched in spite of the crashes before it: a model that blames the wrong knob for early ones avoids for
     ever what would correct it. `settled`: a share of the hypervolume; where less is expected of the whole front, also
-    with that doubt, a launch goes to what may be recommended.
+    with that doubt and by gains that else do not count, a launch goes to what may be recommended.
     """
 
     startup: int = 8
