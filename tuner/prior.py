@@ -17,8 +17,16 @@ import numpy as np
 
 from engine.config import DFlashDraft, EngineConfig, draft_folder, target_folder
 from engine.errors import EngineError
-from engine.estimate import TYPICAL, DraftShape, Machine, ModelShape, read_draft_shape, read_shape, round_time
-from engine.roofline import RoundEstimate
+from engine.estimate import (
+    TYPICAL,
+    DraftShape,
+    Machine,
+    ModelShape,
+    RoundEstimate,
+    read_draft_shape,
+    read_shape,
+    round_time,
+)
 from tuner.sampling.base import Pool
 from tuner.space import Objective
 
