@@ -23,8 +23,8 @@ WRONG = 4.6  # by so much a misleading one errs
 
 def guessing(of: Game, *, wrong: bool, seed: int) -> Pool:
     """Return the game's pool with a prior. Right: the cost model that made the surface, each of its constants 15 % off
-    at random. Wrong: off by up to 4.6× as well, as the knobs go, so that what is
-    fast looks slow, and a long draft short."""
+    at random. Wrong: off by up to 4.6× as well, as the knobs go, so that what is fast looks slow,
+    and a long accept length short."""
     rng = np.random.default_rng(seed_of(seed, 77))
     guesses = guessed(of, perturbed(Machine(), rng))
     if wrong:

@@ -313,6 +313,8 @@ def test_a_log_is_followed_though_its_page_was_open_before_the_trial(page: Page,
         with log.open("a") as file:
             file.write("the second line\n")
         page.wait("document.querySelector('.log pre').textContent.includes('the second line')")
+    assert page.text(".log pre").split("\n")[:2] == ["the first line", "the second line"]
+    assert page.errors() == []
 
 
 def test_the_report_is_the_same_page_offline(page: Page, results: Path, mid: dict[str, Any], tmp_path: Path) -> None:

@@ -41,11 +41,11 @@ export class TrialView {
     if (open !== undefined) this.whileOpen(open);
     else if (this.trial !== null) this.whole(this.trial);
     else fill(this.top, emptyView(`There is no trial ${this.number}`, study.trials.length > 0 ? `Recorded are ${study.trials[0].trial} to ${study.trials.at(-1).trial}.` : "None is recorded yet."));
+    this.log.wake();
   }
 
   live() {
     this.update();
-    this.log.wake();
   }
 
   heading(trial, pill) {
