@@ -30,7 +30,7 @@ def outlook(view: View, sampler: Sampler) -> Outlook | None:
     if not len(allowed):
         return Outlook(0.0)
     promise = sampler.promise(view, allowed)
-    return Outlook(float(np.max(promise.gain() * promise.chance)))
+    return Outlook(float(np.max(promise.expected(promise.gain()))))
 
 
 def should_stop(gains: Sequence[float | None], least: float = LEAST_GAIN, patience: int = PATIENCE) -> str | None:

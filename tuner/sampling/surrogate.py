@@ -67,10 +67,9 @@ class Promise:
         found = expected_improvement(asked, reference, self.means[:, of], doubt * self.sds[:, of])
         return np.asarray(found / max(1e-12, hypervolume(good, reference)))
 
-    @property
-    def chance(self) -> Array:
-        """The chance to run and to hold the limits."""
-        return self.runs * self.holds
+    def expected(self, gain: Array) -> Array:
+        """Return gains times the chance to run and to hold the limits."""
+        return gain * self.runs * self.holds
 
     def score(self, gain: Array, caution: float) -> Array:
         """Return what a point is chosen by, a logarithm; `caution` is the power of the chance to run."""
@@ -88,30 +87,31 @@ class Promise:
 class Surrogate:
     """The knobs of the default sampler.
 
-    `startup`: launches before anything is modelled, `guided` where a prior gives a first guess. `tolerated`: share of
-    crashes that is a fair price for what they teach; `enough`: so many times the root of the launches have taught what
-    crashes can, for later ones tell less. `least` and `noisy`: gains that do not count, in log units and
-    in standard deviations of a measurement; without them a search ends up comparing points that differ by noise.
-    `fairness`: every so many launches look where little is known: at a value that never ran (`untested`), or else with
-    the model's doubt times `doubt` and without the prior, as scales that few launches tell are taken for certain, and
-    a prior makes the rest look certain. `ends`: every so many push
-    one end of the front alone, each in its turn. `daring`: every so many, what promises much more than the careful
-    choice is launched in spite of the crashes before it: a model that blames the wrong knob for early ones avoids for
-    ever what would correct it. `settled`: a share of the hypervolume; where less is expected of the whole front, also
-    with that doubt and by gains that else do not count, a launch goes to what may be recommended.
+    `startup`: launches before anything is modelled, `guided` where a prior gives a first guess and a launch holds the
+    limits. `tolerated`: share of crashes that is a fair price for what they teach; `enough`: so many times the root of
+    the launches, and at least `few`, have taught what crashes can, for later ones tell less. `least` and `noisy`: gains
+    that do not count, in log units and in standard deviations of a measurement; without them a search ends up comparing
+    points that differ by noise. `fairness`: every so many launches look where little is known: at a value that never
+    ran (`untested`), or else with the model's doubt times `doubt` and without the prior, as scales that few launches
+    tell are taken for certain, and a prior makes the rest look certain. `ends`: every so many push one end of the front
+    alone, each in its turn. `daring`: every so many, what promises much more than the careful choice is launched in
+    spite of the crashes before it: a model that blames the wrong knob for early ones avoids for ever what would correct
+    it. Such a launch does not do without the prior. `settled`: a share of the hypervolume; where less is expected of
+    the whole front, also with that doubt and by gains that else do not count, a launch goes to what may be recommended.
     """
 
     startup: int = 8
     guided: int = 4
     tolerated: float = 0.045
     enough: float = 0.5
+    few: int = 3
     least: float = 0.01
     noisy: float = 0.6
     fairness: int = 2
     doubt: float = 2.5
     ends: int = 4
     daring: int = 5
-    settled: float = 0.002
+    settled: float = 0.004
     repeats: ClassVar[Repeats] = "never"
     forgets_failures: ClassVar[bool] = False
     kind: ClassVar[str] = "surrogate"
@@ -123,7 +123,7 @@ class Surrogate:
     def propose(self, view: View) -> Proposal | None:
         """Return the most promising point, None when every one was tried."""
         measured = sum(observation.values is not None for observation in view.observations)
-        if measured < 2 or len(view.observations) < (self.startup if view.pool.guesses is None else self.guided):
+        if measured < 2 or len(view.observations) < self.spread(view):
             seed = seed_of(view.pool.space.file.study.seed)
             *begin, everything_large = first_points(view.pool.space)  # the surest crash of a space goes last
             found = unlike(view, [*begin, *sobol_points(view.pool.space, seed), everything_large])
@@ -132,7 +132,7 @@ class Surrogate:
         allowed = self.allowed(view)
         if not len(allowed):
             return None
-        explores = view.number % self.fairness == 0
+        explores = self.explores(view)
         doubtful = untested(view) if explores else None
         if doubtful is not None:
             allowed = _far_from_failures(view, allowed, doubtful)
@@ -148,10 +148,22 @@ class Surrogate:
             return promise.settling()
         crashes = sum(observation.values is None for observation in view.observations)
         careful = promise.score(gain, self.caution(crashes, len(view.observations)))
-        bold, share = promise.score(gain, BOLD), gain * promise.chance
-        dares = view.number > 2 * self.daring and view.number % self.daring == self.daring - 1
-        worth = dares and share[bold.argmax()] > max(MUCH * share[careful.argmax()], LITTLE)
-        return bold if worth else careful
+        bold, share = promise.score(gain, BOLD), promise.expected(gain)
+        worth = share[bold.argmax()] > max(MUCH * share[careful.argmax()], LITTLE)
+        return bold if worth and self.dares(view) else careful
+
+    def spread(self, view: View) -> int:
+        """Return how many launches are spread over the space before anything is modelled."""
+        holds = any(o.values is not None and all(each <= 0 for each in o.broken) for o in view.observations)
+        return self.guided if holds and view.pool.guesses is not None else self.startup
+
+    def explores(self, view: View) -> bool:
+        """Tell whether a launch doubts what is known."""
+        return view.number % self.fairness == 0 and not (self.dares(view) and view.pool.guesses is not None)
+
+    def dares(self, view: View) -> bool:
+        """Tell whether a launch may be chosen in spite of the crashes before it."""
+        return view.number > 2 * self.daring and view.number % self.daring == self.daring - 1
 
     def gain(self, view: View, promise: Promise, explores: bool) -> Array | None:
         """Return the gains that a launch is chosen by: of the end of the front whose turn it is, or else of all of it,
@@ -161,7 +173,7 @@ class Surrogate:
         doubt = self.doubt if explores else 1.0
         for doubted, of, margin in ((doubt, axis, 1.0), (doubt, None, 1.0), (self.doubt, None, 1.0), (1.0, None, 0.0)):
             gain = promise.gain(doubted, of, margin)
-            if (gain * promise.chance).max() >= self.settled * doubted:
+            if promise.expected(gain).max() >= self.settled * doubted:
                 return gain
         return None
 
@@ -191,7 +203,7 @@ class Surrogate:
         """Return to which power the chance to run counts."""
         if crashes <= self.tolerated * launches:
             return BOLD
-        return CAREFUL if crashes <= self.enough * launches**0.5 else TIMID
+        return CAREFUL if crashes <= max(self.few, self.enough * launches**0.5) else TIMID
 
     @staticmethod
     def chance_to_run(costs: Costs, groups: tuple[int, ...], x: Rows) -> Array:

@@ -150,6 +150,23 @@ def test_a_right_guess_is_followed_at_once(boxes: Game) -> None:
 
 
 @pytest.mark.proof
+def test_a_prior_leads_only_once_a_launch_holds_the_limits(boxes: Game) -> None:
+    sampler, blind = Surrogate(), told(boxes, 5).view(5)
+    led = replace(blind, pool=replace(boxes.pool, guesses=np.zeros((len(boxes.pool.keys), 3))))
+    broken = tuple(replace(each, broken=(1.0,)) for each in led.observations)
+    held = (*broken[:-1], replace(broken[-1], broken=(-1.0,), values=(1.0, 1.0)))
+    assert sampler.spread(blind) == sampler.spread(replace(led, observations=broken)) == sampler.startup
+    assert sampler.spread(replace(led, observations=held)) == sampler.guided
+
+
+def test_a_launch_that_dares_does_not_do_without_the_prior(boxes: Game) -> None:
+    sampler, blind = Surrogate(), told(boxes, 3).view(14)
+    led = replace(blind, pool=replace(boxes.pool, guesses=np.zeros((len(boxes.pool.keys), 3))))
+    assert sampler.dares(led) and not sampler.explores(led)
+    assert sampler.dares(blind) and sampler.explores(blind)
+    assert sampler.explores(replace(led, number=12))
+
+
 def test_the_search_ends_when_nothing_more_is_expected(boxes: Game) -> None:
     assert outlook(told(boxes, 3).view(3), Surrogate()) is None
     early = outlook(told(boxes, 16).view(16), Surrogate())
