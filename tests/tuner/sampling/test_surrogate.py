@@ -162,8 +162,10 @@ def test_a_prior_leads_only_once_a_launch_holds_the_limits(boxes: Game) -> None:
 def test_a_launch_that_dares_does_not_do_without_the_prior(boxes: Game) -> None:
     sampler, blind = Surrogate(), told(boxes, 3).view(14)
     led = replace(blind, pool=replace(boxes.pool, guesses=np.zeros((len(boxes.pool.keys), 3))))
-    assert sampler.dares(led) and not sampler.explores(led)
-    assert sampler.dares(blind) and sampler.explores(blind)
+    assert sampler.dares(led)
+    assert not sampler.explores(led)
+    assert sampler.dares(blind)
+    assert sampler.explores(blind)
     assert sampler.explores(replace(led, number=12))
 
 
