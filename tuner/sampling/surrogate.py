@@ -167,14 +167,20 @@ class Surrogate:
 
     def gain(self, view: View, promise: Promise, explores: bool) -> Array | None:
         """Return the gains that a launch is chosen by: of the end of the front whose turn it is, or else of all of it,
-        or else as doubtful as can be, or else those that noise may hide; None where nothing is expected any more."""
+        or else as doubtful as can be, or else those that noise may hide; None where nothing is expected any more.
+
+        Recommendations are the last objective's end: where its turn promises nothing, who is best there is to be
+        settled, as long as there are launches for it.
+        """
         turn, pushed = divmod(view.number, self.ends)
-        axis = turn % len(view.objectives) if pushed == self.ends - 1 else None  # recommendations are ends
+        axis = turn % len(view.objectives) if pushed == self.ends - 1 else None
         doubt = self.doubt if explores else 1.0
         for doubted, of, margin in ((doubt, axis, 1.0), (doubt, None, 1.0), (self.doubt, None, 1.0), (1.0, None, 0.0)):
             gain = promise.gain(doubted, of, margin)
             if promise.expected(gain).max() >= self.settled * doubted:
                 return gain
+            if of == len(view.objectives) - 1:
+                break
         return None
 
     def allowed(self, view: View) -> Indices:

@@ -20,7 +20,7 @@ from tuner.sampling.base import Costs
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Encoder
 from tuner.sampling.guesses import calibrate
-from tuner.sampling.surrogate import Surrogate, Trusted, believe, reference_of, untested
+from tuner.sampling.surrogate import Promise, Surrogate, Trusted, believe, reference_of, untested
 from tuner.simulate import Game, measured_again, value_at
 from tuner.space import parse_space
 from tuner.stop_rule import outlook, should_stop
@@ -149,7 +149,6 @@ def test_a_right_guess_is_followed_at_once(boxes: Game) -> None:
     assert sum(with_it) > sum(without)
 
 
-@pytest.mark.proof
 def test_a_prior_leads_only_once_a_launch_holds_the_limits(boxes: Game) -> None:
     sampler, blind = Surrogate(), told(boxes, 5).view(5)
     led = replace(blind, pool=replace(boxes.pool, guesses=np.zeros((len(boxes.pool.keys), 3))))
@@ -169,6 +168,18 @@ def test_a_launch_that_dares_does_not_do_without_the_prior(boxes: Game) -> None:
     assert sampler.explores(replace(led, number=12))
 
 
+def test_the_turn_of_the_recommended_end_settles_who_is_best_there(boxes: Game) -> None:
+    good = np.array([[1.0, 0.0], [0.0, 1.0]])
+    faster_alone = np.array([[-1.0, 0.5]])  # better than all on the first axis, worse than the best on the last
+    small, ones = np.full((1, 2), 0.01), np.ones(1)
+    promise = Promise(faster_alone, small, small[:, 1], good, np.full(2, 0.01), reference_of(good), ones, ones)
+    blind = told(boxes, 3).view(15)
+    assert Surrogate().gain(blind, promise, explores=False) is None
+    for number in (11, 13):  # of the first end, of the whole front
+        assert Surrogate().gain(replace(blind, number=number), promise, explores=False) is not None
+
+
+@pytest.mark.proof
 def test_the_search_ends_when_nothing_more_is_expected(boxes: Game) -> None:
     assert outlook(told(boxes, 3).view(3), Surrogate()) is None
     early = outlook(told(boxes, 16).view(16), Surrogate())
