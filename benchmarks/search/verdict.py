@@ -71,7 +71,7 @@ def _mean(values: list[float]) -> float:
 
 
 def verdicts(cells: Cells, costs: Mapping[str, Any], *, strict: bool) -> dict[str, dict[str, Any]]:
-    """Return {claim: {figure, wanted, holds}}; without `strict` only what one seed can show."""
+    """Return {claim: {figure, wanted, holds}}; without `strict` only what a few seeds can show."""
     claims: dict[str, dict[str, Any]] = {}
 
     def claim(name: str, figure: float, wanted: str, holds: bool) -> None:
@@ -91,7 +91,8 @@ def verdicts(cells: Cells, costs: Mapping[str, Any], *, strict: bool) -> dict[st
     if not strict:
         for surface in ("native_cpu", "eight_gpus"):
             mine, random = (
-                of(cells, "search", surface, who, 24)[0]["hypervolume"][-1] for who in ("surrogate", "random")
+                statistics.mean(row["hypervolume"][-1] for row in of(cells, "search", surface, who, 24))
+                for who in ("surrogate", "random")
             )
             claim(f"{surface}: at least random's hypervolume", mine - random, "≥ −0.02", mine >= random - 0.02)
         return claims
