@@ -150,7 +150,7 @@ class Costs:
     broken: Array  # (measured, constraints)
     scatter: Array  # (measured, objectives), standard deviations of values
     whole: NDArray[np.bool_]  # (measured,), no value is a guess of what a race left out
-    accept: Array | None  # (measured,), logarithms of accept lengths; None where one is missing
+    accept: Array | None  # (measured,), logarithms of accept lengths; None where one is missing or none can differ
     per_token: NDArray[np.bool_]  # (objectives,), costs that are in inverse proportion to accept lengths
     measured: tuple[int, ...] = field(default=())
 
@@ -177,7 +177,7 @@ class Costs:
             broken=broken.reshape(len(measured), constraints),
             scatter=scatter.reshape(raw.shape) / np.where((raw > 0).all(axis=0), np.abs(raw) + 1e-300, 1.0),
             whole=np.array([rows[index].whole for index in measured], dtype=np.bool_),
-            accept=_logarithms([rows[index].accept for index in measured]),
+            accept=_logarithms([rows[index].accept for index in measured]) if view.pool.encoder.drafts else None,
             per_token=np.array([metric_of(objective.metric).name in PER_TOKEN for objective in view.objectives]),
             measured=measured,
         )

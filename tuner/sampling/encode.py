@@ -22,7 +22,7 @@ from tuner.space.domains import Choices, Domain, FloatRange, IntRange
 Array = NDArray[np.float64]
 LOG_FROM = 4.0  # a positive range is logarithmic when its ends differ by this factor
 MIDDLE = 0.5
-LIMITS, DEPTH = "memory.", "draft.layers"
+DRAFT, LIMITS, DEPTH = "draft.", "memory.", "draft.layers"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Encoder:
     def groups(self) -> tuple[int, ...]:
         """The domain of every coordinate."""
         return tuple(index for index, domain in enumerate(self.domains) for _ in range(width(domain)))
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The domains that accept length depends on."""
+        return tuple(index for index, domain in enumerate(self.domains) if domain.path.startswith(DRAFT))
 
     @property
     def knobs(self) -> Knobs:

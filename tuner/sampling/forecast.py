@@ -17,7 +17,6 @@ from tuner.sampling.base import Costs
 from tuner.sampling.encode import Array, Encoder
 from tuner.sampling.gp import Prior, Rows, fit
 
-DRAFT = "draft."
 ACCEPT = Prior(length=(0.7, 1.0), noise=(-7.0, 1.5))
 
 
@@ -47,7 +46,7 @@ class Forecast:
 def forecast(encoder: Encoder, costs: Costs, x: Rows) -> Forecast:
     """Return what is expected of points."""
     known = costs.x[list(costs.measured)]
-    lengths = costs.accept if drafts_of(encoder) else None
+    lengths = costs.accept
     times = costs.values if lengths is None else costs.values + lengths[:, None] * costs.per_token
     models = [
         fit(known, column, encoder.groups, scatter=spread, knobs=encoder.knobs)
@@ -61,11 +60,6 @@ def forecast(encoder: Encoder, costs: Costs, x: Rows) -> Forecast:
     return found.less(accepted(encoder, known, lengths, x), costs.per_token)
 
 
-def drafts_of(encoder: Encoder) -> tuple[int, ...]:
-    """Return the domains that accept length depends on."""
-    return tuple(index for index, domain in enumerate(encoder.domains) if domain.path.startswith(DRAFT))
-
-
 def accepted(encoder: Encoder, known: Array, lengths: Array, x: Rows) -> Forecast:
     """Return what logarithm of the accept length is expected of points, as of a single objective.
 
@@ -75,7 +69,7 @@ def accepted(encoder: Encoder, known: Array, lengths: Array, x: Rows) -> Forecas
         lengths: logarithms of their accept lengths, (launches,).
         x: the points.
     """
-    domains = drafts_of(encoder)
+    domains = encoder.drafts
     columns = np.isin(encoder.groups, domains)
     groups = [domains.index(group) for group in encoder.groups if group in domains]
     different, back = np.unique(np.stack([x.which[i] for i in domains], axis=1), axis=0, return_inverse=True)

@@ -23,7 +23,7 @@ from tuner.sampling.acquisition import expected_improvement, hypervolume
 from tuner.sampling.base import Costs, Proposal, Repeats, View, key_of, seed_of, unlike
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Array, numeric
-from tuner.sampling.forecast import accepted, drafts_of, forecast
+from tuner.sampling.forecast import accepted, forecast
 from tuner.sampling.gp import Prior, Rows, distances, fit, members, rows_of
 from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, FloatRange
@@ -286,7 +286,7 @@ def believe(view: View, costs: Costs) -> Costs:
     rest = prior.rest(costs)
     means = forecast(encoder, rest, rows).means + prior.ahead
     accept = None
-    if costs.accept is not None and rest.accept is not None and drafts_of(encoder):
+    if costs.accept is not None and rest.accept is not None:
         known = costs.x[list(costs.measured)]
         longer = accepted(encoder, known, rest.accept, rows).means[:, 0] + prior.longer
         accept = np.concatenate([costs.accept, longer])
@@ -327,7 +327,7 @@ class Trusted:
             ahead, behind = np.zeros((len(candidates), count)), np.zeros_like(costs.values)
             return cls(ahead, behind, ahead[:, 0], behind[:, 0])
         new, old = guesses[[index[key] for key in candidates]], guesses[[index[key] for key in keys]]
-        if costs.accept is None or not drafts_of(view.pool.encoder):
+        if costs.accept is None:
             ahead, behind = _believed(new[:, :count], old[:, :count], costs.values)
             return cls(ahead, behind, np.zeros(len(new)), np.zeros(len(old)))
         scale = costs.per_token.astype(np.float64)

@@ -13,8 +13,7 @@ from tuner.brain import Brain
 from tuner.records import Level, TrialRecord, config_dict
 from tuner.sampling import Pool
 from tuner.sampling.base import Costs
-from tuner.sampling.encode import Encoder
-from tuner.sampling.forecast import accepted, drafts_of, forecast
+from tuner.sampling.forecast import accepted, forecast
 from tuner.sampling.gp import Knobs
 from tuner.space import Assignment, Space, parse_space
 
@@ -115,18 +114,24 @@ def test_accept_length_is_the_drafts_alone() -> None:
 
 
 def test_a_space_without_drafts_to_choose_from_has_costs_alone() -> None:
-    space = parse_space(
-        TEXT.replace("  draft.kind: [none, dflash]\n", "")
-        .replace(", when: {draft.kind: [dflash]}", "")
-        .replace("  draft.block_size: {choices: [4, 6, 8, 12, 16]}\n  draft.layers: {int: [1, 4]}\n", "")
-        .encode()
-    )
-    encoder = Encoder(space.domains)
-    assert drafts_of(encoder) == ()
-    assert drafts_of(POOL.encoder) == (0, 1, 2)
-    costs = replace(costs_of(drawn(6)), x=encoder.matrix(drawn(6)))
-    found = forecast(encoder, costs, Pool.of(space).rows)
-    assert np.isfinite(found.means).all()
+    draft = "draft: {kind: dflash, block_size: 8, layers: 2}"
+    drafts = [line for line in TEXT.splitlines(keepends=True) if line.startswith("  draft.")]
+    text = TEXT.replace("backend: {kind: sglang}}", f"backend: {{kind: sglang}}, {draft}}}")
+    for line in drafts:
+        text = text.replace(line, "")
+    space = parse_space(text.encode())
+    pool = Pool.of(space)
+    assert pool.encoder.drafts == ()
+    assert POOL.encoder.drafts == (0, 1, 2)
+    brain = Brain(space, lambda config: (), pool=pool)
+    fixed = {"draft.kind": "dflash", "draft.block_size": 8, "draft.layers": 2}
+    for number, point in enumerate(pool.assignments):
+        brain.tell(launched(number, fixed | point))
+    costs = Costs.of(brain.view(len(pool.assignments)))
+    assert len(costs.values) == len(pool.assignments) == 6
+    assert costs.accept is None  # all of them gain as many tokens a round
+    found = forecast(pool.encoder, costs, pool.rows)
+    assert found.means == pytest.approx(costs.values, abs=0.1)
 
 
 def test_limits_are_minor_and_a_deeper_draft_runs_the_same_shapes() -> None:
