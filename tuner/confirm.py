@@ -16,13 +16,10 @@ import numpy as np
 
 from tuner.records import TrialRecord
 from tuner.sampling.encode import Encoder
-from tuner.sampling.gp import Prior, fit
+from tuner.sampling.gp import ALIKE, fit
 from tuner.space import Assignment, Objective, Space
 
 CONFIDENCE_Z = 1.96
-# A search expects that kernels like some sizes better than their neighbours, or it would not look for them. Of points
-# that were launched this is believed as far as their launches show it: else the neighbours of each tell too little.
-SEEN = Prior(shape=(-5.0, 2.0))
 BESIDE = 3  # launches between two of the baseline
 OPTIMISM = 1.5  # standard deviations that a challenger may be better than it looks
 FEWEST = 4  # launches that a model can be fitted to
@@ -131,7 +128,7 @@ def _expected(
     rows = {launch.trial: row for row, (launch, _) in enumerate(modelled) if launch.trial in among}
     if not rows:
         return {}
-    model = fit(x, costs, encoder.groups, prior=SEEN, scatter=scatter, knobs=encoder.knobs)
+    model = fit(x, costs, encoder.groups, prior=ALIKE, scatter=scatter, knobs=encoder.knobs)
     means, sds = model.predict(x[list(rows.values())])
     return {trial: (float(mean), float(sd)) for trial, mean, sd in zip(rows, means, sds, strict=True)}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -158,6 +158,12 @@ class Costs:
     def usual_scatter(self) -> Array:
         """The median of what measurements scatter, (objectives,); those a race cut short only where all are."""
         return np.asarray(np.median(self.scatter[self.whole] if self.whole.any() else self.scatter, axis=0))
+
+    @property
+    def last(self) -> Costs:
+        """The last objective's alone."""
+        one = slice(-1, None)
+        return replace(self, values=self.values[:, one], scatter=self.scatter[:, one], per_token=self.per_token[one])
 
     @classmethod
     def of(cls, view: View) -> Costs:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tuner.sampling.base import Costs
 from tuner.sampling.encode import Array, Encoder
-from tuner.sampling.gp import Prior, Rows, fit
+from tuner.sampling.gp import USUAL, Prior, Rows, fit
 
 ACCEPT = Prior(length=(0.7, 1.0), noise=(-7.0, 1.5))
 
@@ -43,13 +43,13 @@ class Forecast:
         )
 
 
-def forecast(encoder: Encoder, costs: Costs, x: Rows) -> Forecast:
-    """Return what is expected of points."""
+def forecast(encoder: Encoder, costs: Costs, x: Rows, prior: Prior = USUAL) -> Forecast:
+    """Return what is expected of points; `prior` is of the costs, or of the times of rounds where these are told."""
     known = costs.x[list(costs.measured)]
     lengths = costs.accept
     times = costs.values if lengths is None else costs.values + lengths[:, None] * costs.per_token
     models = [
-        fit(known, column, encoder.groups, scatter=spread, knobs=encoder.knobs)
+        fit(known, column, encoder.groups, prior=prior, scatter=spread, knobs=encoder.knobs)
         for column, spread in zip(times.T, costs.scatter.T, strict=True)
     ]
     means, sds, apart = (np.stack(each, axis=1) for each in zip(*(m.compare(x) for m in models), strict=True))

@@ -24,7 +24,7 @@ from tuner.sampling.base import Costs, Proposal, Repeats, View, key_of, seed_of,
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Array, numeric
 from tuner.sampling.forecast import accepted, forecast
-from tuner.sampling.gp import Prior, Rows, distances, fit, members, rows_of
+from tuner.sampling.gp import ALIKE, Prior, Rows, distances, fit, members, rows_of
 from tuner.sampling.guesses import calibrate
 from tuner.space import Assignment, FloatRange
 
@@ -44,14 +44,12 @@ LAST = 16.0  # standard deviations per unit of log chance to run, where only the
 class Promise:
     """What is expected of points: costs, with what is not known of them, and the chances to run and to hold the limits.
 
-    `sds`: standard deviations of what a launch may find that no other has; `doubts`: those of the last cost, of what
-    another launch would settle. `good`: costs of the launches that hold the limits; `margin`: gains over them that do
-    not count; `reference`: the costs from which hypervolume is counted.
+    `sds`: standard deviations of what a launch may find that no other has. `good`: costs of the launches that hold the
+    limits; `margin`: gains over them that do not count; `reference`: the costs from which hypervolume is counted.
     """
 
     means: Array  # (points, objectives)
     sds: Array
-    doubts: Array  # (points,)
     good: Array  # (launches, objectives)
     margin: Array  # (objectives,)
     reference: Array
@@ -75,12 +73,6 @@ class Promise:
         """Return what a point is chosen by, a logarithm; `caution` is the power of the chance to run."""
         gains, runs, holds = (np.log(np.maximum(each, 1e-300)) for each in (gain, self.runs, self.holds))
         return np.asarray(gains + caution * runs + BOLD * holds)
-
-    def settling(self) -> Array:
-        """Return what a point is chosen by when no gain is expected: that it may be the one to recommend."""
-        usual = max(1e-6, float(np.median(self.doubts)))
-        hopes = self.doubts - self.means[:, -1]
-        return np.asarray(hopes + LAST * usual * np.log(np.maximum(self.runs, 1e-300)))
 
 
 @dataclass(frozen=True)
@@ -136,16 +128,15 @@ class Surrogate:
         doubtful = untested(view) if explores else None
         if doubtful is not None:
             allowed = _far_from_failures(view, allowed, doubtful)
-        score = self.score(view, self.promise(view, allowed, guided=not explores), explores)
+        promise = self.promise(view, allowed, guided=not explores)
+        gain = self.gain(view, promise, explores)
+        score = _settling(view, allowed, promise.runs) if gain is None else self.score(view, promise, gain)
         rng = np.random.default_rng(view.seed)
         best = np.flatnonzero(score >= score.max() - 1e-9)
         return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
 
-    def score(self, view: View, promise: Promise, explores: bool) -> Array:
-        """Return what points are chosen by."""
-        gain = self.gain(view, promise, explores)
-        if gain is None:
-            return promise.settling()
+    def score(self, view: View, promise: Promise, gain: Array) -> Array:
+        """Return what points that promise gains are chosen by."""
         crashes = sum(observation.values is None for observation in view.observations)
         careful = promise.score(gain, self.caution(crashes, len(view.observations)))
         bold, share = promise.score(gain, BOLD), promise.expected(gain)
@@ -190,9 +181,7 @@ class Surrogate:
 
     def promise(self, view: View, allowed: Indices, *, guided: bool = True) -> Promise:
         """Return what is expected of the points at these positions, with or without the prior's guesses."""
-        costs = Costs.of(view)
-        if view.pending:
-            costs = believe(view, costs)
+        costs = _costs(view)
         x, encoder = view.pool.rows[allowed], view.pool.encoder
         prior = Trusted.of(view, costs, [view.pool.keys[position] for position in allowed], guided=guided)
         found = forecast(encoder, prior.rest(costs), x)
@@ -203,7 +192,7 @@ class Surrogate:
         margin = np.maximum(self.least, self.noisy * np.hypot(found.noise, costs.usual_scatter))
         runs = self.chance_to_run(costs, encoder.groups, x)
         holds = _chance_to_hold(costs, encoder.groups, x)
-        return Promise(means, sds, found.sds[:, -1], good, margin, reference_of(good), runs, holds)
+        return Promise(means, sds, good, margin, reference_of(good), runs, holds)
 
     def caution(self, crashes: int, launches: int) -> float:
         """Return to which power the chance to run counts."""
@@ -219,6 +208,24 @@ class Surrogate:
         model = fit(costs.x, 2 * costs.crashed - 1, groups, prior=CRASH_PRIOR, center=HEALTHY)
         mean, sd = model.predict(x)
         return np.asarray(ndtr(-mean / np.hypot(sd, BLUNT)))
+
+
+def _costs(view: View) -> Costs:
+    """Return the costs of what was launched, and of what runs now as it is believed to come out."""
+    costs = Costs.of(view)
+    return believe(view, costs) if view.pending else costs
+
+
+def _settling(view: View, allowed: Indices, runs: Array) -> Array:
+    """Return what points at these positions are chosen by when no gain is expected, given their chances to run: that
+    each may be the one to recommend."""
+    costs = _costs(view)
+    prior = Trusted.of(view, costs, [view.pool.keys[position] for position in allowed])
+    found = forecast(view.pool.encoder, prior.rest(costs).last, view.pool.rows[allowed], ALIKE)
+    doubts = found.sds[:, -1]
+    usual = max(1e-6, float(np.median(doubts)))
+    hopes = doubts - found.means[:, -1] - prior.ahead[:, -1]
+    return np.asarray(hopes + LAST * usual * np.log(np.maximum(runs, 1e-300)))
 
 
 def untested(view: View) -> Words | None:

@@ -20,7 +20,7 @@ from tuner.sampling.base import Costs
 from tuner.sampling.design import first_points, sobol_points
 from tuner.sampling.encode import Encoder
 from tuner.sampling.guesses import calibrate
-from tuner.sampling.surrogate import Promise, Surrogate, Trusted, believe, reference_of, untested
+from tuner.sampling.surrogate import Promise, Surrogate, Trusted, _settling, believe, reference_of, untested
 from tuner.simulate import Game, measured_again, value_at
 from tuner.space import parse_space
 from tuner.stop_rule import outlook, should_stop
@@ -172,11 +172,23 @@ def test_the_turn_of_the_recommended_end_settles_who_is_best_there(boxes: Game) 
     good = np.array([[1.0, 0.0], [0.0, 1.0]])
     faster_alone = np.array([[-1.0, 0.5]])  # better than all on the first axis, worse than the best on the last
     small, ones = np.full((1, 2), 0.01), np.ones(1)
-    promise = Promise(faster_alone, small, small[:, 1], good, np.full(2, 0.01), reference_of(good), ones, ones)
+    promise = Promise(faster_alone, small, good, np.full(2, 0.01), reference_of(good), ones, ones)
     blind = told(boxes, 3).view(15)
     assert Surrogate().gain(blind, promise, explores=False) is None
     for number in (11, 13):  # of the first end, of the whole front
         assert Surrogate().gain(replace(blind, number=number), promise, explores=False) is not None
+
+
+def test_what_settles_who_is_best_is_likely_to_be_the_best_and_to_run(boxes: Game) -> None:
+    view, sampler = told(boxes, 30).view(30), Surrogate()
+    allowed = sampler.allowed(view)
+    records = {key_of(row.assignment): row.record for row in boxes.table.rows}
+    regrets = np.array([boxes.truth.regret(records[view.pool.keys[position]]) for position in allowed])
+    sure = _settling(view, allowed, np.ones(len(allowed)))
+    assert np.median(regrets[np.argsort(-sure)[:5]]) < np.median(regrets) / 2
+    best = sure.argmax()
+    risky = np.where(np.arange(len(allowed)) == best, 0.01, 1.0)
+    assert _settling(view, allowed, risky).argmax() != best
 
 
 @pytest.mark.proof
