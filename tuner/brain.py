@@ -242,10 +242,10 @@ class Brain:
     def ask(self, number: int, *, careful: bool = False) -> Suggestion | None:
         """Return the point for trial `number`; None when every point that can run has been tried.
 
-        A point that was tried before is not returned unless the sampler means to know it better, which the suggestion
-        says: where a sampler insists on one it is asked again with another seed, and then a point is drawn at random.
-        (Samplers that repeat blindly, as in other tools, get their way.) Points that were asked for and not told of
-        yet count as running: ask again for a batch. `careful`: only points that can run, drawn at random.
+        A point that was tried before is not returned: where the sampler insists on one it is asked again with
+        another seed, and then a point is drawn at random. (Samplers that repeat blindly, as in other tools, get
+        their way; such a suggestion says which trial it repeats.) Points that were asked for and not told of yet count
+        as running: ask again for a batch. `careful`: only points that can run, drawn at random.
         """
         for attempt in range(0 if careful else ATTEMPTS):
             proposal = self._sampler.propose(self.view(number, attempt))
@@ -280,8 +280,7 @@ class Brain:
         if self._key(proposal.assignment, judged) not in self._seen:
             return Suggestion(proposal.assignment, judged)
         first = self._trial_of.get(key_of(proposal.assignment))
-        meant = proposal.again or self._sampler.repeats == "blindly"
-        if not meant or first is None or isinstance(judged, Infeasible):
+        if self._sampler.repeats == "never" or first is None or isinstance(judged, Infeasible):
             return None
         return Suggestion(proposal.assignment, judged, first)
 

@@ -431,11 +431,7 @@ class Search:
     def _why_poor(self, gain: float | None) -> str | None:
         """Return why no further launch pays, None while one may."""
         least = self._strategy.least_gain
-        gains = [
-            record.gain
-            for record in self._records
-            if record.role in ("search", "repeat") and record.state != "infeasible"
-        ]
+        gains = [record.gain for record in self._records if record.role == "search" and record.state != "infeasible"]
         return None if least is None else should_stop([*gains[1 - PATIENCE :], gain], least)
 
     def _exclusive(self) -> bool | None:

@@ -109,12 +109,10 @@ class View:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A point, and the Optuna trial that asked for it, if one did; `again`: it is meant also where it was launched
-    before, to know it better."""
+    """A point, and the Optuna trial that asked for it, if one did."""
 
     assignment: Assignment
     trial: optuna.trial.Trial | None = None
-    again: bool = False
 
 
 Repeats = Literal["never", "blindly"]

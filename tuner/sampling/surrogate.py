@@ -3,8 +3,8 @@
 Optuna's GP knows only parameters that every trial has, and optimises over a box; a search space of launches is
 conditional, finite and full of holes. So here the points are listed once, the processes are fitted to the same
 told values (crashes and broken limits as constraints), and the point with the largest expected gain in hypervolume
-times the chance to run is taken from the list. Where no gain is expected any more, launches buy precision: they go to
-the points that may be the best one, launched before or not, and at the search's end (`tuner.confirm`) to those alone.
+times the chance to run is taken from the list. No point is launched twice in a search: launches that
+only buy precision come at its end (`tuner.confirm`), where they go to the points that can still win.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ GIVEN_UP = 3  # failures of a word that never ran
 BLUNT = 0.5  # a label between −1 and +1 is a doubt of its own, however sure the model is of it
 HEALTHY = -0.6  # far from data, a point is taken to run: −1 runs, +1 crashes
 MUCH, LITTLE = 2.5, 0.02  # what a dared launch must promise: so many times the careful one, and this share of volume
-HOPE = 2.0  # standard deviations that a point may be better than it looks, where only that is left to settle
 LAST = 16.0  # standard deviations per unit of log chance to run, where only the recommendation is left to settle
 
 
@@ -131,15 +130,10 @@ class Surrogate:
             allowed = _far_from_failures(view, allowed, doubtful)
         promise = self.promise(view, allowed, guided=not explores)
         gain = self.gain(view, promise, explores)
-        if gain is None:
-            again = _launched(view)
-            where = np.concatenate([allowed, again])
-            score = _settling(view, where, np.concatenate([promise.runs, np.ones(len(again))]))
-        else:
-            where, score = allowed, self.score(view, promise, gain)
+        score = _settling(view, allowed, promise.runs) if gain is None else self.score(view, promise, gain)
         rng = np.random.default_rng(view.seed)
         best = np.flatnonzero(score >= score.max() - 1e-9)
-        return Proposal(view.pool.assignments[int(where[rng.choice(best)])], again=gain is None)
+        return Proposal(view.pool.assignments[int(allowed[rng.choice(best)])])
 
     def score(self, view: View, promise: Promise, gain: Array) -> Array:
         """Return what points that promise gains are chosen by."""
@@ -222,13 +216,6 @@ def _costs(view: View) -> Costs:
     return believe(view, costs) if view.pending else costs
 
 
-def _launched(view: View) -> Indices:
-    """Return the positions of the points that ran at each launch, hold the limits and do not run now."""
-    bad = {o.key for o in view.observations if o.values is None or any(each > 0 for each in o.broken)}
-    good = [o.key for o in view.observations if o.key not in bad | view.taken and o.key in view.pool.index]
-    return np.array([view.pool.index[key] for key in dict.fromkeys(good)], dtype=np.intp)
-
-
 def _settling(view: View, allowed: Indices, runs: Array) -> Array:
     """Return what points at these positions are chosen by when no gain is expected, given their chances to run: that
     each may be the one to recommend."""
@@ -237,7 +224,7 @@ def _settling(view: View, allowed: Indices, runs: Array) -> Array:
     found = forecast(view.pool.encoder, prior.rest(costs).last, view.pool.rows[allowed], ALIKE)
     doubts = found.sds[:, -1]
     usual = max(1e-6, float(np.median(doubts)))
-    hopes = HOPE * doubts - found.means[:, -1] - prior.ahead[:, -1]
+    hopes = doubts - found.means[:, -1] - prior.ahead[:, -1]
     return np.asarray(hopes + LAST * usual * np.log(np.maximum(runs, 1e-300)))
 
 

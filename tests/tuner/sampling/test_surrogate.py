@@ -15,7 +15,6 @@ from engine.estimate import gpu
 from tests.tuner.spaces import SPACE
 from tuner.brain import Brain
 from tuner.prior import Roofline, with_guesses
-from tuner.records import TrialRecord, canonical
 from tuner.sampling import Pool, key_of
 from tuner.sampling.base import Costs
 from tuner.sampling.design import first_points, sobol_points
@@ -190,32 +189,6 @@ def test_what_settles_who_is_best_is_likely_to_be_the_best_and_to_run(boxes: Gam
     best = sure.argmax()
     risky = np.where(np.arange(len(allowed)) == best, 0.01, 1.0)
     assert _settling(view, allowed, risky).argmax() != best
-
-
-def test_where_nothing_is_gained_any_more_launches_buy_precision(boxes: Game) -> None:
-    brain = Brain(boxes.space, boxes.table.refusals, sampler=Surrogate(settled=1e9), pool=boxes.pool)
-    rows = {key_of(row.assignment): row for row in boxes.table.rows}
-    rng = np.random.default_rng(0)
-    launches: list[TrialRecord] = []
-    for number in range(40):
-        suggestion = brain.ask(number)
-        assert suggestion is not None
-        again = suggestion.repeat
-        row = rows[key_of(suggestion.assignment)]
-        if again is not None:  # the first launch of the same point, and it ran
-            assert launches[again].config == row.record.config
-            assert launches[again].of is None
-            assert launches[again].state == "measured"
-        launches.append(measured_again(row, number, rng, "search" if again is None else "repeat", again))
-        brain.tell(launches[-1])
-    repeats = [record for record in launches if record.role == "repeat"]
-    assert len(repeats) >= 5
-    seen = zip(launches, brain.view(40).observations, strict=True)
-    regrets = {record.trial: boxes.truth.regret(rows[observed.key].record) for record, observed in seen}
-    known = [regrets[record.trial] for record in launches if record.of is None and record.state == "measured"]
-    assert np.mean([regrets[record.trial] for record in repeats]) < np.mean(known) / 2  # the best, not just any
-    assert len({canonical(record.config) for record in launches}) == len(launches) - len(repeats)
-    assert len(brain.study.trials) == len(launches) - len(repeats)  # Optuna is told of each point once
 
 
 @pytest.mark.proof
